@@ -1,0 +1,89 @@
+"""The identity and the geometry of a codec: what a token file carries and a reader checks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from codec import frames
+from codec.errors import InputError
+
+
+@dataclass(frozen=True)
+class CodecSpec:
+    """What one must know of a codec to store, locate and decode its tokens.
+
+    Attributes:
+        name: The checkpoint's name, such as `speech_16k`.
+        weights_hash: Content hash of configuration and weights (hex); the codec's identity in token files.
+        sample_rate: Hz.
+        hop_length: Samples per frame.
+        channels: Channels of the wave.
+        n_quantizers: Codebooks per frame, K.
+        codebook_size: Entries per codebook, V.
+        encode_context: (left, right) frames of wave around a frame on which its codes depend; None if unbounded.
+        decode_context: (left, right) frames of codes around a frame on which its wave depends; None if unbounded.
+    """
+
+    name: str
+    weights_hash: str
+    sample_rate: int
+    hop_length: int
+    channels: int
+    n_quantizers: int
+    codebook_size: int
+    encode_context: tuple[int, int] | None
+    decode_context: tuple[int, int] | None
+
+    def __post_init__(self) -> None:
+        limits = {
+            "sample_rate": (1, 2**31 - 1),
+            "hop_length": (1, 2**31 - 1),
+            "channels": (1, 255),
+            "n_quantizers": (1, 64),
+            "codebook_size": (2, 65536),
+        }
+        for field, (low, high) in limits.items():
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise InputError(f"CodecSpec.{field} is {value!r}; it must be an integer from {low} to {high}")
+        for field in ("encode_context", "decode_context"):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if len(value) != 2 or not all(isinstance(n, int) and 0 <= n < 2**31 for n in value):
+                raise InputError(f"CodecSpec.{field} is {value!r}; it must be (left, right) frames ≥ 0, or None")
+            object.__setattr__(self, field, (value[0], value[1]))
+
+    @property
+    def frame_rate(self) -> Fraction:
+        """Frames per second, exact."""
+        return Fraction(self.sample_rate, self.hop_length)
+
+    @property
+    def bits_per_code(self) -> int:
+        """Bits that one code takes: `ceil(log2(codebook_size))`."""
+        return (self.codebook_size - 1).bit_length()
+
+    @property
+    def bitrate_bps(self) -> Fraction:
+        """Bits per second of all codebooks: `K * log2(V) * frame_rate` with whole bits per code."""
+        return self.n_quantizers * self.bits_per_code * self.frame_rate
+
+    def num_frames(self, num_samples: int) -> int:
+        """Frames that cover `num_samples` samples."""
+        return frames.num_frames(num_samples, self.hop_length)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON types."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> CodecSpec:
+        """The inverse of `to_dict`; unknown or missing fields raise `InputError`."""
+        known = set(cls.__dataclass_fields__)
+        if set(fields) != known:
+            raise InputError(f"codec spec has fields {sorted(fields)}; it must have exactly {sorted(known)}")
+        tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**tuples)
