@@ -1,0 +1,153 @@
+"""Batches of token excerpts → codes, waves or mels on the device: the consumer end of a data loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from codec.errors import InputError, TokenFileError
+from codec.model import Codec
+from codec.nn.spectral import frame_mask
+from codec.sources import TokenBatch
+from codec.spec import CodecSpec
+from codec.tokens import PackedBatch
+
+Output = Literal["wave", "mel", "codes"]
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A padded batch on the device.
+
+    Attributes:
+        data: Wave `[B, C, N]` or log-mel `[B, M, F]`, float32, or codes int64 `[B, K, T]`.
+        lengths: int64 `[B]`: valid samples, mel frames or frames of each row. Beyond them a wave is 0, a mel is
+            the floor of its logarithm, codes are 0.
+    """
+
+    data: Tensor
+    lengths: Tensor
+
+
+def unpack_codes(packed: PackedBatch, device: torch.device | str = "cpu") -> Tensor:
+    """Bits → codes on the device, so that packed bytes are what crosses the bus.
+
+    The arithmetic is that of `PackedBatch`; the result equals `packed.unpack()`.
+
+    Returns:
+        int64 `[B, K, T]`, zeros beyond each row's length.
+
+    Raises:
+        TokenFileError: A code isn't below the codebook size.
+    """
+    device = torch.device(device)
+
+    def move(array: Any) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    bits, full_run = packed.bits, 32 * packed.bits
+    longest = int(packed.lengths.max())
+    data, lengths, first_frame = move(packed.data), move(packed.lengths), move(packed.first_frame)
+    steps = torch.arange(longest, device=device)
+    # Beyond a row's end its last code is read again, then zeroed: no load leaves the data.
+    frame = first_frame[:, None] + torch.minimum(steps, lengths[:, None] - 1)
+    block = frame >> 8
+    bit = (frame & 255) * bits
+    last = (first_frame + lengths - 1)[:, None] >> 8
+    run = torch.where(block == last, move(packed.last_run_bytes)[:, None], full_run)
+    start = move(packed.offsets)[:, None] + block * packed.block_stride + (bit >> 3)
+    levels = torch.arange(packed.n_quantizers, device=device)[:, None]
+    position = start[:, None] + levels * run[:, None]
+    word = data[position].int() | data[position + 1].int() << 8 | data[position + 2].int() << 16
+    codes = ((word >> (bit & 7)[:, None]) & ((1 << bits) - 1)).long()
+    codes = codes * (steps < lengths[:, None])[:, None]
+    if packed.codebook_size != 1 << bits and int(codes.max()) >= packed.codebook_size:
+        raise TokenFileError(
+            f"code {int(codes.max())} in a batch; the codebooks have {packed.codebook_size} entries: "
+            "run `codec verify` on the store"
+        )
+    return codes
+
+
+class BatchDecoder:
+    """Decodes token excerpts exactly: each row is what that span of the whole decoded item is.
+
+    Args:
+        codec: Decodes, on the device it is on.
+        output: "wave"; "mel": log-mel by the codec's mel head, straight from tokens; or "codes".
+
+    Example:
+        >>> codec = load_codec("speech_16k", device="cuda")
+        >>> draws = RandomExcerpts({"x": Tokens("corpus.ctok")}, 1, batch_size=32, seed=0)
+        >>> decoder = BatchDecoder(codec, output="mel")
+        >>> for batch in decoder(draws.loader(num_batches=1000)):
+        ...     batch["x"].data  # [32, 80, 100] on the GPU
+    """
+
+    def __init__(self, codec: Codec, output: Output = "wave") -> None:
+        if output not in ("wave", "mel", "codes"):
+            raise InputError(f"output is {output!r}; it must be 'wave', 'mel' or 'codes'")
+        self.codec = codec
+        self.output = output
+        self._step = {"wave": 1, "mel": codec.mel_hop_length, "codes": codec.spec.hop_length}[output]
+        """Samples per position of the output."""
+
+    def __call__(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Decodes the `TokenBatch` entries of batches as they come; everything else passes untouched."""
+        for batch in batches:
+            yield {name: self.decode(part) if isinstance(part, TokenBatch) else part for name, part in batch.items()}
+
+    def check(self, spec: CodecSpec) -> None:
+        """Raises `TokenFileError` if tokens of `spec` are not this codec's: decoding them would give noise."""
+        ours = self.codec.spec
+        if spec.weights_hash != ours.weights_hash:
+            raise TokenFileError(
+                f"the tokens are of {spec.name} ({spec.weights_hash[:12]}…), this codec is {ours.name} "
+                f"({ours.weights_hash[:12]}…); load the codec that wrote them"
+            )
+
+    @torch.inference_mode()
+    def decode(self, batch: TokenBatch) -> DecodedBatch:
+        """One packed batch → padded batch on the codec's device.
+
+        Raises:
+            TokenFileError: The tokens are of another codec, or hold a code outside the codebook.
+        """
+        self.check(batch.spec)
+        device = self.codec.device
+        codes = unpack_codes(batch.packed, device)
+        skip, frames = batch.skip.to(device), batch.lengths.to(device)
+        lengths = -(-batch.num_samples.to(device) // self._step)
+        if self.output == "codes":
+            return DecodedBatch(_window(codes, skip, frames, 1, 0), frames)
+        read = torch.from_numpy(batch.packed.lengths).to(device)
+        per_frame = self.codec.spec.hop_length // self._step
+        if self.output == "mel":
+            decoded, fill = self.codec.decode_mel(codes, read), self.codec.mel_floor
+        else:
+            decoded, fill = self.codec.decode(codes, read), 0.0
+        data = _window(decoded, skip, frames, per_frame, fill)[..., : int(lengths.max())]
+        valid = frame_mask(lengths, data.shape[-1]).transpose(1, 2)
+        return DecodedBatch(torch.where(valid, data, fill), lengths)
+
+
+def _window(data: Tensor, skip: Tensor, frames: Tensor, per_frame: int, fill: float) -> Tensor:
+    """Cuts `[skip, skip + frames)` out of each row, in one gather.
+
+    data `[B, X, T * per_frame]`, skip and frames int64 `[B]` → `[B, X, max(frames) * per_frame]`.
+    """
+    longest = int(frames.max())
+    if bool((skip == skip[0]).all()):
+        first = int(skip[0]) * per_frame
+        cut = data[..., first : first + longest * per_frame]
+        return F.pad(cut, (0, longest * per_frame - cut.shape[-1]), value=fill)
+    num_frames = data.shape[-1] // per_frame
+    index = (skip[:, None] + torch.arange(longest, device=data.device)).clamp(max=num_frames - 1)
+    pieces = data.view(*data.shape[:-1], num_frames, per_frame)
+    picked = pieces.gather(2, index[:, None, :, None].expand(-1, data.shape[1], -1, per_frame))
+    return picked.flatten(2)

@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from codec.model import SoundStream, SoundStreamConfig
+
+DATA = Path(__file__).parent / "data"
+torch.set_num_threads(1)
+
+SMALL = {
+    "encoder_dims": (24, 32),
+    "encoder_blocks": (1, 2),
+    "decoder_dims": (32, 24),
+    "decoder_blocks": (2, 1),
+    "latent_dim": 8,
+    "n_quantizers": 4,
+    "codebook_size": 32,
+    "mel_hidden": 24,
+}
+
+
+def small_codec(**changes) -> SoundStream:
+    """An untrained codec with real geometry and codebooks as wide as its latents: its codes vary."""
+    torch.manual_seed(0)
+    codec = SoundStream(SoundStreamConfig(name="small", **{**SMALL, **changes})).requires_grad_(False).eval()
+    latents = codec.latents(torch.randn(1, codec.config.channels, 64 * codec.config.hop_length) * 0.3)
+    codec.quantizer.initialise(latents.flatten(0, 1), iterations=2)
+    return codec
+
+
+@pytest.fixture(scope="session")
+def lookahead_codec() -> SoundStream:
+    return small_codec()
+
+
+@pytest.fixture(scope="session")
+def causal_codec() -> SoundStream:
+    return small_codec(lookahead=False, kernel_size=4)
+
+
+@pytest.fixture(scope="session", params=["lookahead", "causal"])
+def codec(request, lookahead_codec, causal_codec) -> SoundStream:
+    return lookahead_codec if request.param == "lookahead" else causal_codec
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        if os.environ.get("CODEC_REQUIRE_CUDA") == "1":
+            pytest.fail("CODEC_REQUIRE_CUDA=1, but torch sees no CUDA device")
+        pytest.skip("needs a CUDA device; none here")
+    return torch.device("cuda")
