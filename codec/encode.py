@@ -102,7 +102,7 @@ def encode_corpus(
     started = time.monotonic()
     report = EncodeReport()
     found = find_audio(inputs)
-    with TokenWriter(store, codec.spec, n_quantizers=n_quantizers, resume=resume, force=force) as writer:
+    with TokenWriter(store, codec.spec, n_quantizers=n_quantizers, resume=resume and not force, force=force) as writer:
         todo = [(key, path) for key, path in found if key not in writer]
         report.num_skipped = len(found) - len(todo)
         max_samples = int(batch_seconds * codec.spec.sample_rate)
@@ -207,7 +207,7 @@ def _encode_long(codec: Codec, item: _Item, writer: TokenWriter, n_quantizers: i
             writer.append(stream.push(piece)[0].cpu().numpy())
         writer.append(stream.flush()[0].cpu().numpy())
     except CodecError as error:
-        writer.abort()
+        writer.cancel()
         item.error = error
         return
     writer.end(item.num_samples)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, Protocol
@@ -69,7 +69,8 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
             of every source.
         batch_size: Excerpts per batch.
         seed: Any integer from 0 to 2**64 - 1.
-        items: "duration": every possible excerpt is equally likely; "uniform": every item is.
+        items: "duration": every possible excerpt is equally likely; "uniform": every item is; or a function from
+            key to a whole number ≥ 0: every excerpt of that item counts as often.
         short: What to do with items shorter than `length`: "skip", or "pad" (start at 0, zeros at the end).
         rngs: Name → distribution: a value per excerpt, in the batch under its name. Each name has its own
             random stream: adding one changes no other.
@@ -93,7 +94,7 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
         *,
         batch_size: int,
         seed: int,
-        items: Literal["duration", "uniform"] = "duration",
+        items: Literal["duration", "uniform"] | Callable[[str], int] = "duration",
         short: Literal["skip", "pad"] = "skip",
         rngs: Mapping[str, Distribution] | None = None,
     ) -> None:
@@ -103,7 +104,7 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
         if not 0 <= seed < 2**64:
             raise InputError(f"seed is {seed}; it must be from 0 to 2**64 - 1")
-        if items not in ("duration", "uniform") or short not in ("skip", "pad"):
+        if (not callable(items) and items not in ("duration", "uniform")) or short not in ("skip", "pad"):
             raise InputError(f"items={items!r}, short={short!r}; they must be 'duration'|'uniform' and 'skip'|'pad'")
         taken = set(rngs or ()) & {*sources, "key", "start", "length"}
         if taken:
@@ -112,7 +113,7 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
         self.batch_size = batch_size
         self.seed = seed
         self._rngs = dict(rngs or {})
-        self._by_duration = items == "duration"
+        self._by_item = items == "uniform"
 
         rates = {name: source.rate() for name, source in self.sources.items()}
         self.rate = _common_rate(list(rates.values()))
@@ -138,7 +139,11 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
                 "lower length, or pass short='pad'"
             )
         self._keys = [key for key, kept in zip(self._keys, keep, strict=True) if kept]
-        self._cumulative = np.cumsum(positions[keep])
+        self._positions = positions[keep]
+        weights = [items(key) for key in self._keys] if callable(items) else [1] * len(self._keys)
+        if min(weights) < 0 or sum(weights) == 0 or any(int(weight) != weight for weight in weights):
+            raise InputError(f"items gives weights from {min(weights)} to {max(weights)}; whole numbers ≥ 0, not all 0")
+        self._cumulative = np.cumsum(self._positions * np.array(weights, dtype=np.int64))
 
     def _common_items(self) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int64]]]:
         """Keys that every source has, and the grid steps that all of them cover."""
@@ -164,14 +169,13 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
     def draw(self, n: int) -> tuple[str, int]:
         """Item and start (grid steps) of excerpt n."""
         generator = self._generator(n, POSITION_STREAM)
-        if self._by_duration:
-            ticket = int(generator.integers(self._cumulative[-1]))
-            item = int(np.searchsorted(self._cumulative, ticket, side="right"))
-            before = int(self._cumulative[item - 1]) if item else 0
-            return self._keys[item], ticket - before
-        item = int(generator.integers(len(self._keys)))
+        if self._by_item:
+            item = int(generator.integers(len(self._keys)))
+            return self._keys[item], int(generator.integers(self._positions[item]))
+        ticket = int(generator.integers(self._cumulative[-1]))
+        item = int(np.searchsorted(self._cumulative, ticket, side="right"))
         before = int(self._cumulative[item - 1]) if item else 0
-        return self._keys[item], int(generator.integers(self._cumulative[item] - before))
+        return self._keys[item], (ticket - before) % int(self._positions[item])
 
     def __getitem__(self, n: int) -> dict[str, Any]:
         """Batch n: excerpts n * batch_size … (n + 1) * batch_size - 1."""

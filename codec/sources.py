@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,18 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from codec.audio import audio_info, find_audio, read_audio, resample
+from codec import audio
 from codec.errors import InputError
 from codec.frames import resampled_length
 from codec.spec import CodecSpec
 from codec.tokens import PackedBatch, TokenStore
 
 PathLike = str | os.PathLike[str]
-
-# Native samples (at the lower of both rates) read beyond an excerpt's edges before resampling: more than the
-# resampler's kernel reaches, so that an excerpt equals that slice of the whole resampled file.
-RESAMPLE_MARGIN = 64
-
 
 class Excerpt(NamedTuple):
     """A half-open span `[start, start + length)` of one item, in samples or frames of the source asked."""
@@ -75,10 +70,10 @@ class AudioFiles:
         if isinstance(paths, Mapping):
             items = [(str(key), Path(path)) for key, path in paths.items()]
         else:
-            items = find_audio([paths] if isinstance(paths, str | os.PathLike) else list(paths))
+            items = audio.find_audio([paths] if isinstance(paths, str | os.PathLike) else list(paths))
         self._paths = dict(items)
         self._keys = list(self._paths)
-        infos = [audio_info(path) for path in self._paths.values()]
+        infos = [audio.audio_info(path) for path in self._paths.values()]
         self._native_rates = {key: info.sample_rate for key, info in zip(self._keys, infos, strict=True)}
         rates = sorted(set(self._native_rates.values()))
         if sample_rate is None and len(rates) > 1:
@@ -103,31 +98,25 @@ class AudioFiles:
         )
 
     def get(self, excerpts: Sequence[Excerpt]) -> Tensor:
-        """Waves `[B, C, N]`, float32; shorter excerpts are zero-padded at the end."""
-        waves = [self._read(*excerpt) for excerpt in excerpts]
-        batch = torch.zeros(len(waves), waves[0].shape[0], max(wave.shape[1] for wave in waves))
+        """Waves `[B, C, N]`, float32, N the longest span asked for; zeros where a span passes its item's end."""
+        waves = [self._read(excerpt) for excerpt in excerpts]
+        batch = torch.zeros(len(waves), waves[0].shape[0], max(excerpt.length for excerpt in excerpts))
         for row, wave in zip(batch, waves, strict=True):
             row[:, : wave.shape[1]] = wave
         return batch
 
-    def _read(self, key: str, start: int, length: int) -> Tensor:
-        path, native, rate = self._paths[key], self._native_rates[key], self.sample_rate
-        if native == rate:
-            return read_audio(path, start_sample=start, num_samples=length, mono=self._mono)[0]
-        # Both rates meet every `native_step` native and `step` resampled samples: cut there, so that the
-        # resampling filter has the same phase as over the whole file.
-        divisor = math.gcd(native, rate)
-        native_step, step = native // divisor, rate // divisor
-        margin = -(-RESAMPLE_MARGIN * max(native, rate) // (rate * native_step))
-        first = max(0, start // step - margin)
-        last = -(-(start + length) // step) + margin
-        native_start = first * native_step
-        native_stop = min(last * native_step, self._native_lengths[key])
-        wave, _ = read_audio(
-            path, start_sample=native_start, num_samples=native_stop - native_start, mono=self._mono
+    def _read(self, excerpt: Excerpt) -> Tensor:
+        total = resampled_length(
+            self._native_lengths[excerpt.key], self._native_rates[excerpt.key], self.sample_rate
         )
-        offset = start - first * step
-        return resample(wave, native, rate)[:, offset : offset + length]
+        wave, _ = audio.read_audio(
+            self._paths[excerpt.key],
+            start_sample=excerpt.start,
+            num_samples=min(excerpt.length, total - excerpt.start),
+            sample_rate=self.sample_rate,
+            mono=self._mono,
+        )
+        return wave
 
 
 @dataclass(frozen=True)
@@ -202,3 +191,31 @@ class Tokens:
         return TokenBatch(
             packed, torch.tensor(skip), torch.tensor(lengths), torch.tensor(num_samples), self.store.spec
         )
+
+
+def output_names(keys: Sequence[str], suffix: str) -> list[str]:
+    """Relative file names for what is made of each item: the audio suffix of its key replaced by `suffix`.
+
+    Keys that would fall together ("a.wav" and "a.mp3") keep their own suffix before the new one.
+
+    Raises:
+        InputError: A key that would leave the folder: keys come from files, and files from anyone.
+    """
+    for key in keys:
+        path = PurePosixPath(key)
+        if path.is_absolute() or ".." in path.parts or "\0" in key or "\\" in key or not path.name:
+            raise InputError(f"key {key!r} can't be a file name inside a folder; read this item through the API")
+    plain = [
+        str(PurePosixPath(key).with_suffix("")) if PurePosixPath(key).suffix.lower() in audio.AUDIO_SUFFIXES else key
+        for key in keys
+    ]
+    count = Counter(plain)
+    return [(stem if count[stem] == 1 else key) + suffix for key, stem in zip(keys, plain, strict=True)]
+
+
+def write_array(path: Path, data: Tensor) -> None:
+    """Writes a tensor as `.npy`, whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        np.save(file, data.cpu().numpy())
+    temporary.replace(path)

@@ -40,7 +40,8 @@ class DataConfig:
 
     Attributes:
         train: Files and folders, relative to where the command runs.
-        valid: The same; whole files, never augmented.
+        weights: Beginning of a key → how many times as often as by duration its excerpts are drawn (1 if not named).
+        valid: Files and folders; whole files, never augmented.
         segment_seconds: Length of a training excerpt.
         batch_size: Excerpts per step.
         num_workers: Loader processes; the batches are the same for any number.
@@ -49,6 +50,7 @@ class DataConfig:
     """
 
     train: tuple[str, ...] = ()
+    weights: dict[str, int] = field(default_factory=dict)
     valid: tuple[str, ...] = ()
     segment_seconds: float = 1.0
     batch_size: int = 8
@@ -131,7 +133,7 @@ class RunConfig:
         threads: CPU threads of torch; 0 leaves torch's default.
         valid_every: Steps between validations.
         checkpoint_minutes: Minutes between writes of `last.ckpt`.
-        log_every: Steps between lines of `metrics.csv`.
+        log_every: Steps between lines of `logs/from_step_N/metrics.csv`.
     """
 
     output: str = "runs/soundstream"
@@ -303,6 +305,8 @@ class CodecTraining(L.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """One batch: augment, pass, losses."""
         optim = self.config.optim
+        # All randomness left (k-means, restarted entries) follows from the step, so that a resumed run is the same run.
+        torch.manual_seed(self.config.data.seed * 2**32 + self.global_step)
         wave = augment(batch, self._num_samples)
         if not self.quantizing and self.global_step >= optim.quantize_from:
             self._start_quantizing()
@@ -344,17 +348,19 @@ class CodecTraining(L.LightningModule):
                 "data.batch_size or data.segment_seconds"
             )
         self.model.quantizer.initialise(latents)
+        self.average.quantizer.codebooks.copy_(self.model.quantizer.codebooks)
         self.quantizing = torch.ones_like(self.quantizing)
         self._latents = []
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Moves the average of the weights."""
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Steps, then moves the average of the weights: before Lightning can save a checkpoint of this step."""
+        super().optimizer_step(*args, **kwargs)
         # A short memory at first, or the average would still hold the random start.
         decay = min(self.config.optim.average_decay, self.global_step / (self.global_step + 10))
         ours, theirs = list(self.average.parameters()), list(self.model.parameters())
         torch._foreach_lerp_(ours, [p.detach() for p in theirs], 1 - decay)
-        for mine, other in zip(self.average.buffers(), self.model.buffers(), strict=True):
-            mine.copy_(other)
+        # The codebooks too, or the averaged encoder would be read against newer entries than its own.
+        self.average.quantizer.codebooks.lerp_(self.model.quantizer.codebooks, 1 - decay)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Whole files through the averaged weights, at all codebooks and at half."""
@@ -371,7 +377,8 @@ class CodecTraining(L.LightningModule):
         """AdamW; warm-up, constant, linear decay."""
         optim = self.config.optim
         optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
+            self.model.parameters(), lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay,
+            foreach=True,
         )
         decay_steps = max(1, round(optim.max_steps * optim.decay_share))
 
@@ -475,6 +482,7 @@ def train(config: TrainConfig, *, resume: bool = True, progress: bool = True) ->
         batch_size=config.data.batch_size,
         seed=config.data.seed,
         short="pad",
+        items=lambda key: next((w for start, w in config.data.weights.items() if key.startswith(start)), 1),
         rngs=rngs,
     )
     valid = [path for _, path in find_audio(list(config.data.valid))]
@@ -490,7 +498,7 @@ def train(config: TrainConfig, *, resume: bool = True, progress: bool = True) ->
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=config.run.log_every,
-        logger=CSVLogger(output, name="", version=""),
+        logger=CSVLogger(output, name="logs", version=f"from_step_{start}"),
         default_root_dir=output,
         enable_progress_bar=progress,
         enable_model_summary=False,

@@ -1,0 +1,5 @@
+"""`python -m codec` is the `codec` command."""
+
+from codec.cli import main
+
+main()

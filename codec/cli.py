@@ -1,0 +1,329 @@
+"""The `codec` command: arguments only, one verb per arrow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from codec.errors import CodecError, ConfigError, InputError
+
+app = typer.Typer(
+    help="A neural audio codec toolkit: audio files to compact token files, and back to waveforms or mels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True)
+
+FAILED = 1
+USAGE = 2
+SOME_FAILED = 3
+"""Exit code of a run that finished but left some files out."""
+
+
+class Output(StrEnum):
+    """What `codec decode` writes."""
+
+    wave = "wave"
+    mel = "mel"
+
+
+Store = Annotated[Path, typer.Argument(help="A .ctok file, or a folder of them.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is already there.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")]
+
+
+@app.command()
+def encode(
+    inputs: Annotated[list[Path], typer.Argument(help="Audio files and folders.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .ctok file to write.", show_default=False)],
+    codec: Annotated[str, typer.Option(help="A shipped checkpoint's name, or a folder.")] = "speech_16k",
+    quantizers: Annotated[int | None, typer.Option(help="Codebooks to store; fewer are smaller and coarser.")] = None,
+    device: Device = "auto",
+    batch_seconds: Annotated[float, typer.Option(help="Audio per batch; lower it if memory runs out.")] = 64.0,
+    threads: Annotated[int, typer.Option(help="Threads that read and decode files.")] = 2,
+    resume: Annotated[bool, typer.Option(help="Go on where an interrupted run stopped.")] = True,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Encode audio files into a token file.
+
+    Files of any rate and channel count are resampled and mixed to the codec's. Files that can't be read are listed in
+    OUTPUT.errors.jsonl and left out; the exit code is then 3.
+    """
+    from codec.encode import encode_corpus, write_failures
+
+    model = _load(codec, device)
+    failures = output.with_name(output.name + ".errors.jsonl")
+    with _progress("encoding", "files", hidden=as_json) as update:
+        report = encode_corpus(
+            model,
+            inputs,
+            output,
+            n_quantizers=quantizers,
+            batch_seconds=batch_seconds,
+            num_threads=threads,
+            resume=resume,
+            force=force,
+            on_progress=update,
+        )
+    write_failures(report.failures, failures)
+    if as_json:
+        print(json.dumps({**report.to_dict(), "store": str(output)}))
+    else:
+        _print_encoded(report, output, failures)
+    if report.failures:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _print_encoded(report: Any, output: Path, failures: Path) -> None:
+    seconds = report.audio_seconds
+    skipped = f" ({report.num_skipped} were there already)" if report.num_skipped else ""
+    out.print(f"{output}: {report.num_items} files encoded{skipped}, {_duration(seconds)} of audio")
+    _print_speed(report)
+    if not report.num_skipped and report.num_items:
+        pcm = report.audio_seconds * 32000
+        out.print(
+            f"  {_size(report.store_bytes)} from {_size(report.source_bytes)} of files: "
+            f"{report.source_bytes / report.store_bytes:.1f} × smaller "
+            f"({pcm / report.store_bytes:.0f} × smaller than 16-bit PCM at 16 kHz mono)"
+        )
+    if report.failures:
+        errors.print(f"{len(report.failures)} files failed, see {failures}; the first:")
+        errors.print(f"  {report.failures[0]['path']}: {report.failures[0]['error']}")
+
+
+@app.command()
+def decode(
+    store: Store,
+    output: Annotated[Path, typer.Option("-o", "--output-folder", help="Folder to write.", show_default=False)],
+    kind: Annotated[Output, typer.Option("--output", help="wave: WAV files; mel: log-mel .npy [M, F].")] = Output.wave,
+    codec: Annotated[
+        str | None, typer.Option(help="A checkpoint's name or folder; by default the one the store names.")
+    ] = None,
+    quantizers: Annotated[int | None, typer.Option(help="Use only the first codebooks.")] = None,
+    device: Device = "auto",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decode a token file into WAV files, or straight into log-mel arrays."""
+    from codec.decode import decode_store
+    from codec.tokens import TokenStore
+
+    tokens = TokenStore(store)
+    model = _load(codec or tokens.spec.name, device)
+    with _progress("decoding", "items", hidden=as_json) as update:
+        report = decode_store(
+            model, tokens, output, kind.value, n_quantizers=quantizers, force=force, on_progress=update
+        )
+    if as_json:
+        print(json.dumps({**asdict(report), "folder": str(output)}))
+    else:
+        out.print(f"{output}: {report.num_items} items, {_duration(report.audio_seconds)} of audio as {kind.value}")
+        _print_speed(report)
+        for failure in report.failures:
+            errors.print(f"  {failure['key']}: {failure['error']}")
+    if report.failures:
+        raise typer.Exit(SOME_FAILED)
+
+
+@app.command()
+def info(
+    path: Annotated[str, typer.Argument(help="A token store, an audio file, or a codec's name or folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a token store, an audio file or a checkpoint holds."""
+    target = Path(path)
+    if target.suffix == ".ctok" or (target.is_dir() and any(target.glob("*.ctok"))):
+        facts = _store_facts(target)
+    elif target.is_file():
+        from codec.audio import audio_info
+
+        facts = asdict(audio_info(target))
+    else:
+        from codec.model import load_codec
+
+        spec = load_codec(path).spec
+        facts = {**spec.to_dict(), "bitrate_bps": float(spec.bitrate_bps), "frame_rate": float(spec.frame_rate)}
+    if as_json:
+        print(json.dumps(facts, default=str))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        out.print(f"{name:<{width}}  {shown}", markup=False)
+
+
+def _store_facts(path: Path) -> dict[str, Any]:
+    from codec.tokens import TokenStore
+
+    store = TokenStore(path)
+    spec = store.spec
+    seconds = int(store.num_samples.sum()) / spec.sample_rate
+    num_bytes = store.num_bytes
+    pcm = int(store.num_samples.sum()) * 2 * spec.channels
+    return {
+        "codec": spec.name,
+        "weights_hash": spec.weights_hash,
+        "items": len(store),
+        "hours": round(seconds / 3600, 4),
+        "bytes": num_bytes,
+        "bits_per_second": round(num_bytes * 8 / seconds, 1) if seconds else 0.0,
+        "times_smaller_than_pcm16": round(pcm / num_bytes, 1),
+        "quantizers": store.n_quantizers,
+        "codebook_size": spec.codebook_size,
+        "sample_rate": spec.sample_rate,
+        "hop_length": spec.hop_length,
+        "shortest_seconds": round(int(store.num_samples.min()) / spec.sample_rate, 3) if len(store) else 0.0,
+        "longest_seconds": round(int(store.num_samples.max()) / spec.sample_rate, 3) if len(store) else 0.0,
+    }
+
+
+@app.command()
+def verify(store: Store, as_json: AsJson = False) -> None:
+    """Check every checksum of a token store; exit code 1 and the places if anything is damaged."""
+    from codec.tokens import TokenStore
+
+    problems = [asdict(problem) for problem in TokenStore(store).verify()]
+    if as_json:
+        print(json.dumps(problems))
+    elif not problems:
+        out.print(f"{store}: every checksum is right")
+    for problem in [] if as_json else problems:
+        errors.print(problem["message"])
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def features(
+    inputs: Annotated[list[Path], typer.Argument(help="Audio files and folders.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output-folder", help="Folder to write.", show_default=False)],
+    preset: Annotated[str, typer.Option(help="Mel settings: codec, librosa, whisper, hifigan, vocos, realtime …")] = "codec",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute mel spectrograms of audio files, one float32 .npy [M, F] per file."""
+    from codec.extract import extract_features
+
+    with _progress("features", "files", hidden=as_json) as update:
+        report = extract_features(inputs, output, preset, force=force, on_progress=update)
+    if as_json:
+        print(json.dumps({**asdict(report), "folder": str(output)}))
+    else:
+        out.print(f"{output}: {report.num_items} files, {_duration(report.audio_seconds)} of audio, preset {preset}")
+        _print_speed(report)
+        for failure in report.failures:
+            errors.print(f"  {failure['path']}: {failure['error']}")
+    if report.failures:
+        raise typer.Exit(SOME_FAILED)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def train(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(help="A recipe, such as recipes/speech_16k.yaml.", show_default=False)],
+    resume: Annotated[bool, typer.Option(help="Go on from the run's last.ckpt if there is one.")] = True,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Train a codec by a recipe. Any setting can be overridden: --optim.max_steps 100 --run.output runs/try."""
+    from codec.train import load_config, train
+
+    settings = load_config(config, _overrides(context.args))
+    folder = train(settings, resume=resume, progress=progress)
+    out.print(f"{folder}: the trained codec; try  codec encode FILES -o tokens.ctok --codec {folder}")
+
+
+def _overrides(arguments: list[str]) -> dict[str, str]:
+    """`--section.key VALUE` and `--section.key=VALUE` as a mapping."""
+    overrides, waiting = {}, list(arguments)
+    while waiting:
+        name, equals, value = waiting.pop(0).partition("=")
+        if not name.startswith("--") or "." not in name:
+            raise ConfigError(f"{name!r} is no setting; write --section.key VALUE, such as --optim.max_steps 100")
+        if not equals:
+            if not waiting:
+                raise ConfigError(f"{name} has no value; write {name} VALUE")
+            value = waiting.pop(0)
+        overrides[name.removeprefix("--")] = value
+    return overrides
+
+
+def _load(name: str, device: str) -> Any:
+    import torch
+
+    from codec.model import load_codec
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return load_codec(name, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch's own word for a device that isn't there
+        raise InputError(f"device {device!r} can't be used ({error}); pass --device cpu") from error
+
+
+@contextmanager
+def _progress(title: str, unit: str, *, hidden: bool) -> Iterator[Any]:
+    """A bar with files, × real time and an estimate; yields `update(done, total, audio_seconds)`."""
+    started = time.monotonic()
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit + "  {task.fields[rate]}"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None, rate="")
+
+        def update(done: int, total: int, audio_seconds: float) -> None:
+            speed = audio_seconds / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=done, total=total, rate=f"{speed:.0f} × real time")
+
+        yield update
+
+
+def _print_speed(report: Any) -> None:
+    if report.audio_seconds:
+        rate = report.audio_seconds / max(report.elapsed_seconds, 1e-9)
+        out.print(f"  {report.elapsed_seconds:.1f} s, {rate:.0f} × real time")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def _size(num_bytes: int) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            break
+        num_bytes = num_bytes / 1000  # type: ignore[assignment]
+    return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+
+
+def main() -> None:
+    """Entry point: errors of ours as one line on stderr, exit code 1 (2 for wrong arguments)."""
+    try:
+        app()
+    except CodecError as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(USAGE if isinstance(error, InputError | ConfigError) else FAILED)
+    except KeyboardInterrupt:
+        errors.print("interrupted; the same command goes on where this one stopped")
+        sys.exit(130)

@@ -1,0 +1,9 @@
+"""Codes ↔ bytes: compact, checksummed shards, read by excerpt (FORMAT.md). Never imports torch."""
+
+from codec.tokens.batch import PackedBatch
+from codec.tokens.reshard import merge, split
+from codec.tokens.store import ItemInfo, TokenStore
+from codec.tokens.verify import Problem
+from codec.tokens.writer import TokenWriter
+
+__all__ = ["ItemInfo", "PackedBatch", "Problem", "TokenStore", "TokenWriter", "merge", "split"]

@@ -1,0 +1,71 @@
+"""Writes the golden token files: `python tests/golden/make_tokens.py [FOLDER]`. A test compares them.
+
+A difference means that the format changed: raise its version or undo the change; don't just commit new files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codec.spec import CodecSpec
+from codec.tokens import TokenWriter
+
+
+def codes_of(item: int, n_quantizers: int, num_frames: int, codebook_size: int) -> np.ndarray:
+    """Codes that any language can compute: no random generator."""
+    k, t = np.mgrid[:n_quantizers, :num_frames]
+    return (item * 7919 + k * 104729 + t * t * 31 + t * 17) % codebook_size
+
+
+# file -> (n_quantizers of the codec, stored, codebook_size, hop, [(key, num_samples, gain, meta)])
+FILES: dict[str, tuple[int, int, int, int, list[tuple[str, int, float | None, dict[str, Any] | None]]]] = {
+    "tokens_8x1024.ctok": (
+        8,
+        8,
+        1024,
+        320,
+        [
+            ("speaker_a/one sample", 1, None, None),
+            ("speaker_a/255 frames", 255 * 320, 0.5, {"speaker": "a", "text": "vor der Tür"}),
+            ("speaker_b/256 frames", 256 * 320 - 319, None, {"speaker": "b", "tags": [1, 2.5, None, True]}),
+            ("speaker_b/ключ", 257 * 320, 1.25, {"speaker": "b"}),
+        ],
+    ),
+    "tokens_1x2.ctok": (1, 1, 2, 7, [("bits", 7 * 513 - 6, None, None)]),
+    "tokens_2of3x1000.ctok": (
+        3,
+        2,
+        1000,
+        160,
+        [("prefix", 160 * 9, None, None), ("second", 160 * 8, None, None)],
+    ),
+    "tokens_64x65536.ctok": (64, 64, 65536, 1, [("wide", 5, None, None)]),
+    "tokens_empty.ctok": (4, 4, 512, 320, []),
+}
+
+
+def make(folder: Path) -> None:
+    for name, (n_quantizers, stored, codebook_size, hop, items) in FILES.items():
+        spec = CodecSpec(
+            name="golden",
+            weights_hash="0123456789abcdef",
+            sample_rate=16000,
+            hop_length=hop,
+            channels=1,
+            n_quantizers=n_quantizers,
+            codebook_size=codebook_size,
+            encode_context=(2, 1),
+            decode_context=None,
+        )
+        with TokenWriter(folder / name, spec, n_quantizers=stored, force=True) as writer:
+            for i, (key, num_samples, gain, meta) in enumerate(items):
+                codes = codes_of(i, stored, spec.num_frames(num_samples), codebook_size)
+                writer.add(key, codes, num_samples=num_samples, gain=gain, meta=meta)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
