@@ -88,15 +88,15 @@ def main() -> None:
     codec = load_codec(arguments.codec)
     mel = MelSpectrogram(MelSettings.from_dict(codec.config.mel))
     total = codec.spec.n_quantizers
-    coders = {
-        f"{codec.spec.name}, {k} codebooks": neural(codec, k) for k in (total, total // 2, total // 4) if k
-    } | {f"Opus {kbps} kbps": opus(kbps) for kbps in (6, 8, 12)}
+    coders = {f"{codec.spec.name}, {k} codebooks": neural(codec, k) for k in (total, total // 2, total // 4) if k} | {
+        f"Opus {kbps} kbps": opus(kbps) for kbps in (6, 8, 12)
+    }
     lines = [
         f"# Speech quality: {codec.spec.name} (weights {codec.spec.weights_hash[:12]})",
         "",
-        f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}; {arguments.clips} clips of 2 to 8 s "
-        "per voice, evenly spread; means. Opus: opusenc of opus-tools, its default settings; kbps as measured, container "
-        "included (its headers weigh on short clips).",
+        f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}; {arguments.clips} clips, 2 to 8 s, "
+        "per voice, evenly spread; means. Opus: opusenc of opus-tools, its default settings; kbps as measured, "
+        "container included (its headers weigh on short clips).",
         "",
         "| voice | codec | kbps | PESQ-WB | STOI | SI-SDR, dB | log-mel L1 |",
         "|---|---|---|---|---|---|---|",
@@ -112,9 +112,9 @@ def main() -> None:
             means = np.nanmean(scores, 0)
             rate = sum(bits for _, bits in decoded) / seconds / 1000
             note = f" ({missing} without PESQ)" if missing else ""
-            lines.append(
-                f"| {folder.name} | {name}{note} | {rate:.2f} | {means[0]:.2f} | {means[1]:.3f} | {means[2]:.1f} | {means[3]:.3f} |"
-            )
+            cells = [folder.name, name + note, f"{rate:.2f}", f"{means[0]:.2f}", f"{means[1]:.3f}"]
+            cells += [f"{means[2]:.1f}", f"{means[3]:.3f}"]
+            lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")

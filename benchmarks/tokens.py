@@ -88,9 +88,9 @@ def write_npy(folder: Path, items: int) -> None:
 
 def open_npy(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     def read(excerpts: Excerpts) -> np.ndarray:
-        return np.stack(
-            [np.load(f"{folder}/{key_of(i)}.npy")[:, t : t + EXCERPT] for i, t in excerpts]
-        ).astype(np.int64)
+        return np.stack([np.load(f"{folder}/{key_of(i)}.npy")[:, t : t + EXCERPT] for i, t in excerpts]).astype(
+            np.int64
+        )
 
     return read
 
@@ -146,9 +146,7 @@ def open_hdf5(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     import h5py
 
     file = h5py.File(folder / "a.h5", "r")
-    return lambda excerpts: np.stack([file[key_of(i)][:, t : t + EXCERPT] for i, t in excerpts]).astype(
-        np.int64
-    )
+    return lambda excerpts: np.stack([file[key_of(i)][:, t : t + EXCERPT] for i, t in excerpts]).astype(np.int64)
 
 
 FORMATS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Any], str | None]] = {
@@ -169,9 +167,7 @@ def bytes_of(folder: Path) -> int:
 def correct(read: Callable[[Excerpts], Any], excerpts: Excerpts) -> bool:
     rows = read(excerpts)
     rows = rows.unpack()[0] if hasattr(rows, "unpack") else rows
-    return all(
-        (row == codes_of(i)[:, t : t + EXCERPT]).all() for row, (i, t) in zip(rows, excerpts, strict=True)
-    )
+    return all((row == codes_of(i)[:, t : t + EXCERPT]).all() for row, (i, t) in zip(rows, excerpts, strict=True))
 
 
 def formats_table(root: Path, items: int) -> list[str]:
@@ -306,12 +302,8 @@ def million_lines(root: Path, items: int) -> list[str]:
     path = root / "million.ctok"
     with TokenWriter(path, SPEC, force=True) as writer:
         for i in range(items):
-            writer.add(
-                key_of(i), POOL[i % 64, :, :50], num_samples=50 * 320, meta={"speaker": f"spk{i % 997:04d}"}
-            )
-    done = subprocess.run(
-        [sys.executable, "-c", MILLION, str(path)], capture_output=True, text=True, check=True
-    )
+            writer.add(key_of(i), POOL[i % 64, :, :50], num_samples=50 * 320, meta={"speaker": f"spk{i % 997:04d}"})
+    done = subprocess.run([sys.executable, "-c", MILLION, str(path)], capture_output=True, text=True, check=True)
     r = json.loads(done.stdout)
     path.unlink()
     return [

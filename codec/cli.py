@@ -158,7 +158,11 @@ def info(
         from codec.model import load_codec
 
         spec = load_codec(path).spec
-        facts = {**spec.to_dict(), "bitrate_bps": float(spec.bitrate_bps), "frame_rate": float(spec.frame_rate)}
+        facts = {
+            **spec.to_dict(),
+            "bitrate_bps": float(spec.bitrate_bps),
+            "frame_rate": float(spec.frame_rate),
+        }
     if as_json:
         print(json.dumps(facts, default=str))
         return
@@ -213,7 +217,9 @@ def verify(store: Store, as_json: AsJson = False) -> None:
 def features(
     inputs: Annotated[list[Path], typer.Argument(help="Audio files and folders.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output-folder", help="Folder to write.", show_default=False)],
-    preset: Annotated[str, typer.Option(help="Mel settings: codec, librosa, whisper, hifigan, vocos, realtime …")] = "codec",
+    preset: Annotated[
+        str, typer.Option(help="Mel settings: codec, librosa, whisper, hifigan, vocos, realtime …")
+    ] = "codec",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -115,7 +115,7 @@ class BatchDecoder:
                 f"({ours.weights_hash[:12]}…); load the codec that wrote them"
             )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, batch: TokenBatch) -> DecodedBatch:
         """One packed batch → padded batch on the codec's device.
 
@@ -212,7 +212,9 @@ def decode_store(
     targets = [root / name for name in output_names(keys, ".wav" if output == "wave" else ".npy")]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
-        raise InputError(f"{taken[0]} exists ({len(taken)} files in all); give another folder, or --force to replace them")
+        raise InputError(
+            f"{taken[0]} exists ({len(taken)} files in all); give another folder, or --force to replace them"
+        )
     report = DecodeReport()
     tokens = Tokens(store, n_quantizers=n_quantizers)
     pieces: list[Tensor] = []
@@ -243,9 +245,7 @@ def decode_store(
     return report
 
 
-def _cut(
-    keys: list[str], num_frames: list[int], batch_frames: int
-) -> Iterator[list[tuple[int, Excerpt, bool]]]:
+def _cut(keys: list[str], num_frames: list[int], batch_frames: int) -> Iterator[list[tuple[int, Excerpt, bool]]]:
     """Batches of (item, excerpt, is the item's last) that together cover every item in order."""
     size = max(1, batch_frames // 4)
     batch: list[tuple[int, Excerpt, bool]] = []

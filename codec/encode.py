@@ -211,5 +211,3 @@ def _encode_long(codec: Codec, item: _Item, writer: TokenWriter, n_quantizers: i
         item.error = error
         return
     writer.end(item.num_samples)
-
-

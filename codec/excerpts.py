@@ -6,6 +6,7 @@ nothing, and a loader resumes from one integer.
 """
 
 from __future__ import annotations
+
 import hashlib
 import math
 import warnings
@@ -199,9 +200,14 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
         return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, n, stream]))
 
     def loader(
-        self, *, start_batch: int = 0, num_batches: int | None = None, num_workers: int = 0, pin_memory: bool = False
+        self,
+        *,
+        start_batch: int = 0,
+        num_batches: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
     ) -> DataLoader[dict[str, Any]]:
-        """A torch DataLoader over batches `start_batch`, `start_batch + 1`, …
+        """A torch DataLoader over batches `start_batch`, `start_batch + 1` and so on.
 
         Args:
             start_batch: Where to resume: the number of batches consumed so far.
@@ -220,7 +226,7 @@ class RandomExcerpts(Dataset[dict[str, Any]]):
 
 
 class _Count(Sampler[int]):
-    """start, start + 1, …"""
+    """Counts from `start`, `num` times or for ever."""
 
     def __init__(self, start: int, num: int | None) -> None:
         self._start = start

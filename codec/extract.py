@@ -61,7 +61,9 @@ def extract_features(
     targets = [root / name for name in output_names([key for key, _ in found], ".npy")]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
-        raise InputError(f"{taken[0]} exists ({len(taken)} files in all); give another folder, or --force to replace them")
+        raise InputError(
+            f"{taken[0]} exists ({len(taken)} files in all); give another folder, or --force to replace them"
+        )
     report = ExtractReport()
     for (key, path), target in zip(found, targets, strict=True):
         try:

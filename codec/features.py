@@ -95,9 +95,7 @@ class MelSettings:
             object.__setattr__(self, name, float(value))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InputError(
-                    f"MelSettings.{name} is {getattr(self, name)!r}; it must be one of {choices}"
-                )
+                raise InputError(f"MelSettings.{name} is {getattr(self, name)!r}; it must be one of {choices}")
         if not isinstance(self.whole_hops, bool):
             raise InputError(f"MelSettings.whole_hops is {self.whole_hops!r}; it must be True or False")
         if self.n_fft < self.win_length:
@@ -118,25 +116,19 @@ class MelSettings:
         if self.log_range is not None and self.log_range <= 0:
             raise InputError(f"log_range is {self.log_range:g}; it must be above 0, or None")
         if self.log is None and (self.log_range is not None or self.log_offset != 0 or self.log_scale != 1):
-            raise InputError(
-                "log_range, log_offset and log_scale need a logarithm; set log, or leave them out"
-            )
+            raise InputError("log_range, log_offset and log_scale need a logarithm; set log, or leave them out")
         if self.framing == "hop" and self.n_fft < self.hop_length:
             raise InputError(
                 f"n_fft {self.n_fft} is shorter than hop_length {self.hop_length}: framing 'hop' would skip "
                 "samples; raise n_fft or lower hop_length"
             )
         if self.framing == "valid" and self.whole_hops:
-            raise InputError(
-                "whole_hops needs padding, which framing 'valid' has not; use framing 'center' or 'hop'"
-            )
+            raise InputError("whole_hops needs padding, which framing 'valid' has not; use framing 'center' or 'hop'")
 
     @property
     def left_padding(self) -> int:
         """Samples before the wave's first one that frame 0 sees."""
-        return {"center": self.n_fft // 2, "hop": (self.n_fft - self.hop_length) // 2, "valid": 0}[
-            self.framing
-        ]
+        return {"center": self.n_fft // 2, "hop": (self.n_fft - self.hop_length) // 2, "valid": 0}[self.framing]
 
     def num_frames(self, num_samples: int) -> int:
         """Frames that a wave of `num_samples` samples gives."""
@@ -347,13 +339,9 @@ class MelSpectrogram(nn.Module):
     def _rows(self, wave: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Checks the input; one row per channel, in the computing type, zero beyond each row's length."""
         if not wave.is_floating_point():
-            raise InputError(
-                f"wave has dtype {wave.dtype}; it must be floating, −1 … 1 (divide int16 by 32768)"
-            )
+            raise InputError(f"wave has dtype {wave.dtype}; it must be floating, −1 … 1 (divide int16 by 32768)")
         if not 1 <= wave.ndim <= 3 or wave.numel() == 0:
-            raise InputError(
-                f"wave has shape {list(wave.shape)}; it must be [N], [C, N] or [B, C, N], not empty"
-            )
+            raise InputError(f"wave has shape {list(wave.shape)}; it must be [N], [C, N] or [B, C, N], not empty")
         rows = wave.reshape(-1, wave.shape[-1]).to(self.window.dtype)
         if lengths is None:
             return rows, None
@@ -364,9 +352,7 @@ class MelSpectrogram(nn.Module):
             )
         low, high = int(lengths.min()), int(lengths.max())
         if low < 1 or high > wave.shape[-1]:
-            raise InputError(
-                f"lengths are {low} … {high}; they must be 1 … {wave.shape[-1]}, the wave's samples"
-            )
+            raise InputError(f"lengths are {low} … {high}; they must be 1 … {wave.shape[-1]}, the wave's samples")
         lengths = lengths.to(wave.device, torch.int64)
         if wave.ndim == 3:
             lengths = lengths.repeat_interleave(wave.shape[1])
@@ -379,9 +365,7 @@ class MelSpectrogram(nn.Module):
             return lengths // s.hop_length
         if s.framing == "hop":
             return (lengths + s.hop_length - 1) // s.hop_length
-        return (
-            1 + (lengths + (2 * s.left_padding - s.n_fft)).div(s.hop_length, rounding_mode="floor")
-        ).clamp_min(0)
+        return (1 + (lengths + (2 * s.left_padding - s.n_fft)).div(s.hop_length, rounding_mode="floor")).clamp_min(0)
 
     def _mel(self, rows: Tensor, lengths: Tensor | None) -> Tensor:
         """`[R, N]` → linear mel `[R, M, F]`."""
@@ -396,10 +380,7 @@ class MelSpectrogram(nn.Module):
         # A block is a part of one row, or several whole short rows.
         some_rows = torch.split(frames, max(1, block // num_frames))
         return torch.cat(
-            [
-                torch.cat([self._project(part) for part in torch.split(rows, block, 1)], 2)
-                for rows in some_rows
-            ]
+            [torch.cat([self._project(part) for part in torch.split(rows, block, 1)], 2) for rows in some_rows]
         )
 
     def _project(self, frames: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ class Codes:
     num_samples: Tensor
 
     def __repr__(self) -> str:
-        return f"Codes(codes={list(self.codes.shape)}, lengths={self.lengths.tolist()}, num_samples={self.num_samples.tolist()})"
+        shape, frames, samples = list(self.codes.shape), self.lengths.tolist(), self.num_samples.tolist()
+        return f"Codes(codes={shape}, lengths={frames}, num_samples={samples})"
 
 
 class Codec(ABC):
@@ -298,8 +299,9 @@ class SoundStream(nn.Module, Codec):
         latents: Tensor = self.encoder(nn.functional.pad(wave, (0, tail)), mask)
         return latents
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, wave: Tensor, lengths: Tensor | None = None, *, n_quantizers: int | None = None) -> Codes:
+        """See `Codec.encode`."""
         wave, lengths, ragged = self._check_wave(wave, lengths)
         if n_quantizers is not None and not 1 <= n_quantizers <= self.config.n_quantizers:
             raise InputError(f"n_quantizers is {n_quantizers}; this codec has 1 to {self.config.n_quantizers}")
@@ -309,14 +311,16 @@ class SoundStream(nn.Module, Codec):
             codes = codes * frame_mask(frames, codes.shape[-1]).transpose(1, 2)
         return Codes(codes, frames, lengths)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`."""
         trunk, mask, num_samples = self._trunk(codes, lengths)
         wave: Tensor = self.decoder.wave_head(trunk, mask)
         return _cut(wave, num_samples, 0.0)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode_mel(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
+        """See `Codec.decode_mel`."""
         trunk, _, num_samples = self._trunk(codes, lengths)
         return _cut(self.decoder.mel_head(trunk), -(-num_samples // self.mel_hop_length), self.mel_floor)
 
@@ -327,7 +331,9 @@ class SoundStream(nn.Module, Codec):
         num_samples = codes.num_samples if isinstance(codes, Codes) else frames * self.config.hop_length
         return self.decoder.trunk(self.quantizer.decode(tensor), mask), mask, num_samples.to(tensor.device)
 
-    def forward(self, wave: Tensor, n_quantizers: Tensor | None) -> tuple[Tensor, Tensor, QuantizerOutput | None, Tensor]:
+    def forward(
+        self, wave: Tensor, n_quantizers: Tensor | None
+    ) -> tuple[Tensor, Tensor, QuantizerOutput | None, Tensor]:
         """A training pass over waves of equal length.
 
         Args:
@@ -369,7 +375,8 @@ class SoundStream(nn.Module, Codec):
             raise InputError(f"wave has shape {list(wave.shape)}; it must be [B, C, N] or [C, N] with B and N ≥ 1")
         if wave.shape[1] != self.config.channels:
             raise InputError(
-                f"wave has {wave.shape[1]} channels; {self.config.name} has {self.config.channels}: mix or split them first"
+                f"wave has {wave.shape[1]} channels; {self.config.name} has {self.config.channels}: "
+                "mix or split them first"
             )
         if not wave.is_floating_point():
             raise InputError(f"wave has dtype {wave.dtype}; it must be float in −1…1: divide int16 by 32768")
@@ -540,7 +547,10 @@ def checkpoint_folders() -> Iterator[Path]:
 
 
 def load_codec(
-    name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    name_or_path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> SoundStream:
     """Loads a codec, ready to encode and decode.
 
@@ -608,9 +618,8 @@ def _find_checkpoint(name_or_path: str | os.PathLike[str]) -> Path:
             return folder / name_or_path
         if folder.is_dir():
             shipped += sorted(p.name for p in folder.iterdir() if (p / "config.json").is_file())
-    raise CheckpointError(
-        f"no codec {str(name_or_path)!r}: neither a folder nor a shipped checkpoint ({', '.join(shipped) or 'none shipped'})"
-    )
+    names = ", ".join(shipped) or "none shipped"
+    raise CheckpointError(f"no codec {str(name_or_path)!r}: neither a folder nor a shipped checkpoint ({names})")
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -23,6 +23,7 @@ from codec.tokens import PackedBatch, TokenStore
 
 PathLike = str | os.PathLike[str]
 
+
 class Excerpt(NamedTuple):
     """A half-open span `[start, start + length)` of one item, in samples or frames of the source asked."""
 
@@ -106,9 +107,7 @@ class AudioFiles:
         return batch
 
     def _read(self, excerpt: Excerpt) -> Tensor:
-        total = resampled_length(
-            self._native_lengths[excerpt.key], self._native_rates[excerpt.key], self.sample_rate
-        )
+        total = resampled_length(self._native_lengths[excerpt.key], self._native_rates[excerpt.key], self.sample_rate)
         wave, _ = audio.read_audio(
             self._paths[excerpt.key],
             start_sample=excerpt.start,
@@ -188,9 +187,7 @@ class Tokens:
             lengths.append(stop - start)
             num_samples.append(min(stop * hop, info.num_samples) - start * hop)
         packed = self.store.read_batch(spans, n_quantizers=self.n_quantizers)
-        return TokenBatch(
-            packed, torch.tensor(skip), torch.tensor(lengths), torch.tensor(num_samples), self.store.spec
-        )
+        return TokenBatch(packed, torch.tensor(skip), torch.tensor(lengths), torch.tensor(num_samples), self.store.spec)
 
 
 def output_names(keys: Sequence[str], suffix: str) -> list[str]:

@@ -85,5 +85,5 @@ class CodecSpec:
         known = set(cls.__dataclass_fields__)
         if set(fields) != known:
             raise InputError(f"codec spec has fields {sorted(fields)}; it must have exactly {sorted(known)}")
-        tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**tuples)

@@ -170,7 +170,9 @@ def load_config(path: str | os.PathLike[str], overrides: Mapping[str, str] | Non
     try:
         document = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read ({error.strerror}); give a recipe such as recipes/speech_16k.yaml") from error
+        raise ConfigError(
+            f"{path}: can't be read ({error.strerror}); give a recipe such as recipes/speech_16k.yaml"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(document, dict):
@@ -183,7 +185,9 @@ def load_config(path: str | os.PathLike[str], overrides: Mapping[str, str] | Non
     unknown = sorted(set(document) - set(sections))
     if unknown:
         raise ConfigError(f"{path}: unknown sections {unknown}; known: {', '.join(sections)}")
-    return TrainConfig(**{name: _section(path, name, kind, document.get(name) or {}) for name, kind in sections.items()})
+    return TrainConfig(
+        **{name: _section(path, name, kind, document.get(name) or {}) for name, kind in sections.items()}
+    )
 
 
 def _section(path: str | os.PathLike[str], name: str, kind: type, values: Any) -> Any:
@@ -215,8 +219,8 @@ def _coerce(where: str, hint: Any, value: Any) -> Any:
         if isinstance(value, dict):
             return value
     else:
-        kinds = args or (hint,)
-        if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
+        allowed: tuple[type, ...] = args or (hint,)
+        if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
             return value
     raise ConfigError(f"{where} is {value!r}; it must be {getattr(hint, '__name__', hint)}")
 
@@ -291,6 +295,8 @@ def change_speed(wave: Tensor, speed: Tensor, num_samples: int, *, taps: int = 1
 class CodecTraining(L.LightningModule):
     """Joint training of encoder, codebooks, decoder and mel head on reconstruction losses."""
 
+    quantizing: Tensor
+
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
         self.config = config
@@ -326,16 +332,17 @@ class CodecTraining(L.LightningModule):
                 terms["commitment"] = optim.commitment_weight * quantized.commitment
             loss = torch.stack(list(terms.values())).sum()
         if not bool(torch.isfinite(loss)):
+            values = {name: value.item() for name, value in terms.items()}
+            excerpts = list(zip(batch["key"], batch["start"].tolist(), strict=True))
             raise TrainingError(
-                f"loss is {loss.item()} at step {self.global_step} ({ {k: v.item() for k, v in terms.items()} }) on "
-                f"excerpts {list(zip(batch['key'], batch['start'].tolist(), strict=True))}; lower optim.learning_rate or "
-                "look at these files"
+                f"loss is {loss.item()} at step {self.global_step} ({values}) on excerpts {excerpts}; "
+                "lower optim.learning_rate or look at these files"
             )
         if self.global_step % self.config.run.log_every == 0:
-            values = {f"train/{name}": value.detach() for name, value in terms.items()}
+            logged = {f"train/{name}": value.detach() for name, value in terms.items()}
             if quantized is not None:
-                values |= _usage(quantized.codes, self.config.model.codebook_size)
-            self.log_dict(values)
+                logged |= _usage(quantized.codes, self.config.model.codebook_size)
+            self.log_dict(logged)
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return loss
 
@@ -357,8 +364,8 @@ class CodecTraining(L.LightningModule):
         super().optimizer_step(*args, **kwargs)
         # A short memory at first, or the average would still hold the random start.
         decay = min(self.config.optim.average_decay, self.global_step / (self.global_step + 10))
-        ours, theirs = list(self.average.parameters()), list(self.model.parameters())
-        torch._foreach_lerp_(ours, [p.detach() for p in theirs], 1 - decay)
+        ours, theirs = ([p.detach() for p in model.parameters()] for model in (self.average, self.model))
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
         # The codebooks too, or the averaged encoder would be read against newer entries than its own.
         self.average.quantizer.codebooks.lerp_(self.model.quantizer.codebooks, 1 - decay)
 
@@ -377,7 +384,10 @@ class CodecTraining(L.LightningModule):
         """AdamW; warm-up, constant, linear decay."""
         optim = self.config.optim
         optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay,
+            self.model.parameters(),
+            lr=optim.learning_rate,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
             foreach=True,
         )
         decay_steps = max(1, round(optim.max_steps * optim.decay_share))

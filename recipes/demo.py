@@ -1,6 +1,6 @@
-"""The main job on the shipped clips: encode, compare sizes, decode to waves and mels, draw, and make a page to listen to.
+"""The main job on the shipped clips: encode, compare sizes, decode to waves and mels, draw, make a listening page.
 
-    make demo        (or: python recipes/demo.py -o demo)
+make demo        (or: python recipes/demo.py -o demo)
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ def main() -> None:
     folder.mkdir(parents=True)
     codec = load_codec(arguments.codec)
     spec = codec.spec
-    print(f"codec {spec.name}: {spec.sample_rate} Hz, {float(spec.frame_rate):g} frames/s, {float(spec.bitrate_bps):g} bit/s")
+    print(
+        f"codec {spec.name}: {spec.sample_rate} Hz, {float(spec.frame_rate):g} frames/s, "
+        f"{float(spec.bitrate_bps):g} bit/s"
+    )
 
     store_path = folder / "clips.ctok"
     encoded = encode_corpus(codec, [CLIPS], store_path)
-    print(f"\nencoded {encoded.num_items} clips, {encoded.audio_seconds:.1f} s, at {speed(encoded):.0f} × real time -> {store_path}")
+    print(
+        f"\nencoded {encoded.num_items} clips, {encoded.audio_seconds:.1f} s, at {speed(encoded):.0f} × real time "
+        f"-> {store_path}"
+    )
     store = TokenStore(store_path)
     flac_bytes = originals(store, folder / "original", spec.sample_rate)
     print_sizes(store, flac_bytes, encoded.store_bytes)
@@ -77,18 +83,17 @@ def originals(store: TokenStore, folder: Path, sample_rate: int) -> dict[str, in
 
 def print_sizes(store: TokenStore, flac_bytes: dict[str, int], store_bytes: int) -> None:
     paths = dict(find_audio([CLIPS]))
+    file_bytes = {key: paths[key].stat().st_size for key in store.keys()}
     width = max(map(len, store.keys()))
-    print(f"\n{'clip':<{width}}  {'seconds':>7}  {'original':>8}  {'16k flac':>8}  {'tokens':>6}  bytes")
-    total = 0
+    print(f"\n{'bytes':<{width}}  {'seconds':>7}  {'original':>9}  {'16k flac':>9}  {'tokens':>6}")
     for key in store.keys():
-        codes = store.read(key)
-        token_bytes = codes.size * store.spec.bits_per_code // 8
-        total += paths[key].stat().st_size
         seconds = float(store.info(key).seconds)
-        print(f"{key:<{width}}  {seconds:>7.2f}  {paths[key].stat().st_size:>8,}  {flac_bytes[key]:>8,}  {token_bytes:>6,}")
+        token_bytes = store.read(key).size * store.spec.bits_per_code // 8
+        print(f"{key:<{width}}  {seconds:>7.2f}  {file_bytes[key]:>9,}  {flac_bytes[key]:>9,}  {token_bytes:>6,}")
+    total, total_flac = sum(file_bytes.values()), sum(flac_bytes.values())
+    print(f"{'all; with index and checksums':<{width}}  {'':>7}  {total:>9,}  {total_flac:>9,}  {store_bytes:>6,}")
     print(
-        f"{'all, with index and checksums':<{width}}  {'':>7}  {total:>8,}  {sum(flac_bytes.values()):>8,}  {store_bytes:>6,}"
-        f"  ({total / store_bytes:.0f} × and {sum(flac_bytes.values()) / store_bytes:.0f} × smaller)"
+        f"tokens are {total / store_bytes:.0f} × smaller than the files, {total_flac / store_bytes:.0f} × than the flac"
     )
 
 

@@ -60,9 +60,7 @@ def test_files_to_tokens_to_waves_and_mels(run, tmp_path, checkpoint, corpus):
 
     code, out, _ = run("decode", store, "-o", tmp_path / "waves", "--codec", checkpoint)
     assert (code, "2 items" in out) == (0, True)
-    original, decoded = (
-        soundfile.info(str(path)) for path in (DATA / PROMPTS[0], tmp_path / "waves" / PROMPTS[0])
-    )
+    original, decoded = (soundfile.info(str(path)) for path in (DATA / PROMPTS[0], tmp_path / "waves" / PROMPTS[0]))
     assert (decoded.samplerate, decoded.frames) == (16000, original.frames)
 
     code, out, _ = run("decode", store, "-o", tmp_path / "mels", "--output", "mel", "--codec", checkpoint, "--json")
@@ -139,8 +137,14 @@ def test_info_on_audio_and_on_a_checkpoint(run, checkpoint):
     [
         (("encode", "nowhere", "-o", "x.ctok", "--codec", "{checkpoint}"), "nowhere: no such file"),
         (("encode", "{corpus}", "-o", "x.ctok", "--codec", "nonesuch"), "no codec 'nonesuch'"),
-        (("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--quantizers", "9"), "n_quantizers is 9"),
-        (("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--device", "tpu"), "pass --device cpu"),
+        (
+            ("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--quantizers", "9"),
+            "n_quantizers is 9",
+        ),
+        (
+            ("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--device", "tpu"),
+            "pass --device cpu",
+        ),
         (("info", "nowhere.ctok"), "nowhere.ctok"),
         (("verify", "{corpus}"), "corpus"),
         (("train", "nowhere.yaml"), "nowhere.yaml: can't be read"),
@@ -172,17 +176,20 @@ def test_import_is_lazy_and_quick():
     script = "import sys, codec; print(sorted({'torch', 'numpy', 'typer', 'soundfile'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
     script = "import sys, codec.cli; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
 def test_tokens_and_decode_need_no_audio_library():
     """The store reads without torch; decoding on a GPU box needs torch, numpy, einops and safetensors alone."""
-    blocked = "soundfile torchaudio torchcodec lightning typer rich fsspec yaml".split()
+    blocked = ["soundfile", "torchaudio", "torchcodec", "lightning", "typer", "rich", "fsspec", "yaml"]
     script = (
         "import sys\n"
         f"for name in {blocked!r}: sys.modules[name] = None\n"
         "import codec\n"
-        "codec.TokenStore, codec.BatchDecoder, codec.Tokens, codec.RandomExcerpts, codec.load_codec, codec.MelSpectrogram"
+        "codec.TokenStore, codec.BatchDecoder, codec.Tokens, codec.RandomExcerpts, codec.load_codec\n"
+        "codec.MelSpectrogram"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

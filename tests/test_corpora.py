@@ -325,9 +325,7 @@ def test_a_second_run_keeps_what_is_there(tree, tmp_path, monkeypatch):
     lost.unlink()
     decoded = []
     decode = corpus.decode
-    monkeypatch.setattr(
-        corpus, "decode", lambda path, **options: decoded.append(path.name) or decode(path, **options)
-    )
+    monkeypatch.setattr(corpus, "decode", lambda path, **options: decoded.append(path.name) or decode(path, **options))
     build(tree, out)
     assert decoded == ["hello.wav"]
     damaged.write_bytes(b"RIFF")
@@ -441,9 +439,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path, programs):
-    put_program(
-        programs, "apt-get", "echo half > toy-voices_1.0_all.deb; echo 'no such host' >&2; exit 100\n"
-    )
+    put_program(programs, "apt-get", "echo half > toy-voices_1.0_all.deb; echo 'no such host' >&2; exit 100\n")
     cache = tmp_path / "cache"
     cache.mkdir()
     with pytest.raises(corpus.CorpusError, match=r"exit code 100: no such host(.|\n)*apt-get update"):

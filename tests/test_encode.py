@@ -32,7 +32,9 @@ def corpus(tmp_path):
 def test_every_file_gives_the_codes_it_gives_alone(tmp_path, corpus, lookahead_codec):
     path = tmp_path / "out.ctok"
     seen = []
-    report = encode_corpus(lookahead_codec, [corpus], path, batch_seconds=9, on_progress=lambda *args: seen.append(args))
+    report = encode_corpus(
+        lookahead_codec, [corpus], path, batch_seconds=9, on_progress=lambda *args: seen.append(args)
+    )
     store = TokenStore(path)
     assert sorted(store.keys()) == sorted(["deep/" + name if "music" in name else name for name in FILES])
     for key in store.keys():

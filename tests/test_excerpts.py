@@ -130,7 +130,10 @@ def test_excerpts_are_what_they_say():
 
 
 def test_sources_of_different_rates_give_the_same_time():
-    samples, frames = Ramp({"a": 44100 * 9, "b": 44100 * 9}, 44100), Ramp({"b": 700, "a": 700}, Fraction(147, 2))
+    samples, frames = (
+        Ramp({"a": 44100 * 9, "b": 44100 * 9}, 44100),
+        Ramp({"b": 700, "a": 700}, Fraction(147, 2)),
+    )
     loader = RandomExcerpts({"x": samples, "y": frames}, "2/3", batch_size=8, seed=0)
     assert loader.rate == Fraction(147, 2)
     batch = loader[0]

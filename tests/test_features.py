@@ -132,9 +132,7 @@ def test_equals_torchaudio(name):
 @pytest.mark.parametrize("framing", ["center", "hop", "valid"])
 @pytest.mark.parametrize("pad_mode", ["constant", "reflect"])
 @settings(deadline=None, max_examples=25)
-@given(
-    lengths=st.lists(st.integers(1, 900), min_size=1, max_size=4), stereo=st.booleans(), junk=st.booleans()
-)
+@given(lengths=st.lists(st.integers(1, 900), min_size=1, max_size=4), stereo=st.booleans(), junk=st.booleans())
 def test_a_padded_row_equals_the_row_alone(framing, pad_mode, lengths, stereo, junk):
     s = MelSettings(
         sample_rate=8000, n_fft=256, win_length=200, hop_length=80, n_mels=20, f_min=0, f_max=4000,
@@ -177,9 +175,7 @@ def test_shapes_at_any_length(num_samples, n_fft, hop, framing, pad_mode, whole_
         f_min=0, f_max=4000, framing=framing, pad_mode=pad_mode, whole_hops=whole_hops and framing != "valid",
     )  # fmt: skip
     module = MelSpectrogram(s)
-    expected = {"hop": -(-num_samples // s.hop_length), "center": 1 + num_samples // s.hop_length}.get(
-        framing
-    )
+    expected = {"hop": -(-num_samples // s.hop_length), "center": 1 + num_samples // s.hop_length}.get(framing)
     mel = module(noise(3, num_samples))
     assert mel.shape == (3, 2, module.num_frames(num_samples))
     assert mel.isfinite().all()
@@ -309,9 +305,7 @@ def test_bad_settings(change, message):
 
 @pytest.mark.filterwarnings("default:mel bins")
 def test_empty_filters_are_named():
-    with pytest.warns(
-        UserWarning, match=r"mel bins \[0, 3, 6, 13\] of 128 are always zero.*raise n_fft \(now 400\)"
-    ):
+    with pytest.warns(UserWarning, match=r"mel bins \[0, 3, 6, 13\] of 128 are always zero.*raise n_fft \(now 400\)"):
         MelSpectrogram("torchaudio")
 
 

@@ -23,7 +23,10 @@ def test_resampled_length_is_exact_beyond_float(num_samples, from_rate, to_rate)
     assert (length - 1) * from_rate < num_samples * to_rate <= length * from_rate
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.1, "1/10"), ("51/70", "51/70"), ("0.25", "1/4"), (3, "3"), (Fraction(2, 3), "2/3")])
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.1, "1/10"), ("51/70", "51/70"), ("0.25", "1/4"), (3, "3"), (Fraction(2, 3), "2/3")],
+)
 def test_exact_seconds(seconds, expected):
     assert exact_seconds(seconds) == Fraction(expected)
 

@@ -48,11 +48,17 @@ def test_batch_equals_single(codec, lengths):
     wave, mel = codec.decode(together), codec.decode_mel(together)
     for row, single in enumerate(waves):
         alone = codec.encode(single)
-        num_frames, num_samples, num_mels = alone.codes.shape[-1], single.shape[-1], -(-single.shape[-1] // 160)
+        num_frames, num_samples, num_mels = (
+            alone.codes.shape[-1],
+            single.shape[-1],
+            -(-single.shape[-1] // 160),
+        )
         assert torch.equal(together.codes[row, :, :num_frames], alone.codes[0])
         assert together.codes[row, :, num_frames:].abs().sum() == 0
         assert together.lengths[row] == num_frames
-        torch.testing.assert_close(wave[row, :, :num_samples], codec.decode(alone)[0], atol=FULL_SCALE_TOLERANCE, rtol=0)
+        torch.testing.assert_close(
+            wave[row, :, :num_samples], codec.decode(alone)[0], atol=FULL_SCALE_TOLERANCE, rtol=0
+        )
         assert wave[row, :, num_samples:].abs().sum() == 0
         torch.testing.assert_close(mel[row, :, :num_mels], codec.decode_mel(alone)[0], atol=1e-4, rtol=0)
         assert (mel[row, :, num_mels:] == codec.mel_floor).all()
@@ -70,7 +76,10 @@ def test_decoded_excerpt_is_the_slice_of_the_whole(codec, data):
     skip = start - first
     whole, part = codec.decode(codes), codec.decode(codes[:, first:last])
     torch.testing.assert_close(
-        part[..., skip * HOP : (skip + stop - start) * HOP], whole[..., start * HOP : stop * HOP], atol=1e-5, rtol=0
+        part[..., skip * HOP : (skip + stop - start) * HOP],
+        whole[..., start * HOP : stop * HOP],
+        atol=1e-5,
+        rtol=0,
     )
     whole, part = codec.decode_mel(codes), codec.decode_mel(codes[:, first:last])
     torch.testing.assert_close(
@@ -151,9 +160,23 @@ def test_prefix(codec):
 
 
 def test_stereo_and_other_rates():
-    mel = {"sample_rate": 24000, "n_fft": 512, "win_length": 512, "hop_length": 120, "n_mels": 20, "f_min": 0, "f_max": 12000}
+    mel = {
+        "sample_rate": 24000,
+        "n_fft": 512,
+        "win_length": 512,
+        "hop_length": 120,
+        "n_mels": 20,
+        "f_min": 0,
+        "f_max": 12000,
+    }
     codec = small_codec(
-        sample_rate=24000, channels=2, hop_length=480, subframes=4, decoder_n_fft=360, encoder_n_fft=512, mel=mel
+        sample_rate=24000,
+        channels=2,
+        hop_length=480,
+        subframes=4,
+        decoder_n_fft=360,
+        encoder_n_fft=512,
+        mel=mel,
     )
     assert codec.spec.frame_rate == Fraction(50)
     codes = codec.encode(noise(1, 2, 4801))
@@ -252,7 +275,12 @@ def test_config_errors(changes, message):
         (torch.tensor([[[0.0, float("nan")]]]), None, None, "NaN or infinite"),
         (torch.zeros(2, 1, 10), torch.tensor([10]), None, r"must be integer \[2\]"),
         (torch.zeros(2, 1, 10), torch.tensor([10, 0]), None, "range from 0 to 10 samples"),
-        (torch.zeros(2, 1, 10), torch.tensor([11, 1]), None, r"range from 1 to 11 samples; they must lie in 1…10"),
+        (
+            torch.zeros(2, 1, 10),
+            torch.tensor([11, 1]),
+            None,
+            r"range from 1 to 11 samples; they must lie in 1…10",
+        ),
         (torch.zeros(1, 1, 10), None, 5, "n_quantizers is 5; this codec has 1 to 4"),
         (torch.zeros(1, 1, 10), None, 0, "n_quantizers is 0"),
     ],
@@ -271,7 +299,11 @@ def test_encode_errors(lookahead_codec, wave, lengths, n_quantizers, message):
         (torch.full((1, 4, 3), 32), None, "range from 32 to 32; the codebook has 0 to 31"),
         (torch.full((1, 4, 3), -1), None, "range from -1 to -1"),
         (torch.zeros(1, 4, 3, dtype=torch.int64), torch.tensor([4]), "4 frames; they must lie in 1…3"),
-        (Codes(torch.zeros(1, 4, 3, dtype=torch.int64), torch.tensor([3]), torch.tensor([900])), torch.tensor([3]), "Codes, which carry"),
+        (
+            Codes(torch.zeros(1, 4, 3, dtype=torch.int64), torch.tensor([3]), torch.tensor([900])),
+            torch.tensor([3]),
+            "Codes, which carry",
+        ),
     ],
 )
 def test_decode_errors(lookahead_codec, codes, lengths, message):
@@ -284,6 +316,15 @@ def test_rubbish_beyond_a_row_may_even_be_nan(lookahead_codec):
     wave[1, :, 700:] = float("nan")
     codes = lookahead_codec.encode(wave, torch.tensor([2000, 700]))
     assert torch.equal(codes.codes[1, :, :3], lookahead_codec.encode(wave[1:, :, :700]).codes[0])
+
+
+def test_what_comes_out_can_be_trained_on(lookahead_codec):
+    """Outputs are ordinary tensors: a layer on top of them has gradients."""
+    codes = lookahead_codec.encode(noise(1, 1, 4000))
+    for output in (lookahead_codec.decode(codes), lookahead_codec.decode_mel(codes)):
+        layer = torch.nn.Linear(output.shape[-1], 3)
+        layer(output).square().sum().backward()
+        assert layer.weight.grad.abs().sum() > 0
 
 
 def test_flush_before_push(lookahead_codec):

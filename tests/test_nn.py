@@ -8,7 +8,9 @@ from codec.nn.rvq import ResidualVectorQuantizer
 from codec.nn.spectral import SpectralDecoder, SpectralEncoder, frame_mask
 
 
-@pytest.mark.parametrize(("kernel_size", "lookahead", "padding"), [(3, True, (1, 1)), (5, True, (2, 2)), (4, False, (3, 0))])
+@pytest.mark.parametrize(
+    ("kernel_size", "lookahead", "padding"), [(3, True, (1, 1)), (5, True, (2, 2)), (4, False, (3, 0))]
+)
 def test_depthwise_conv_equals_conv1d(kernel_size, lookahead, padding):
     conv = DepthwiseConv(6, kernel_size, lookahead=lookahead)
     torch.nn.init.normal_(conv.bias)
@@ -54,7 +56,7 @@ def test_inverse_stft_puts_every_piece_where_it_was_cut(lookahead):
 
 @pytest.mark.parametrize("lookahead", [True, False])
 def test_wave_head_turns_a_spectrum_into_its_tone(lookahead):
-    """A head that puts all energy in one bin gives a tone of that bin's frequency (500 Hz = bin 15 of 480 at 16 kHz)."""
+    """A head that puts all energy in one bin gives a tone of that bin's frequency."""
     decoder = _decoder(lookahead).requires_grad_(False)
     bins = 241
     decoder.spectrum.weight.zero_()
@@ -105,7 +107,8 @@ def test_fewer_quantizers_are_a_prefix():
     assert torch.equal(quantizer.encode(latents, 2), quantizer.encode(latents)[:, :2])
     assert torch.allclose(
         quantizer.decode(quantizer.encode(latents, 2)),
-        quantizer.codebooks[0][quantizer.encode(latents)[:, 0]] + quantizer.codebooks[1][quantizer.encode(latents)[:, 1]],
+        quantizer.codebooks[0][quantizer.encode(latents)[:, 0]]
+        + quantizer.codebooks[1][quantizer.encode(latents)[:, 1]],
     )
 
 

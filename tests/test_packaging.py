@@ -32,7 +32,18 @@ def test_the_checkpoint_is_found_from_a_source_checkout(tmp_path):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True)
     (path,) = folder.glob("*.whl")
     return path
@@ -40,7 +51,17 @@ def wheel(tmp_path_factory):
 
 def test_the_checkpoint_is_found_from_an_installed_wheel(tmp_path, wheel):
     site = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
     subprocess.run(command, check=True)
     where, what = run_script(site, tmp_path)
     assert Path(where) == site / "codec" / "__init__.py"

@@ -52,10 +52,10 @@ def test_a_span_beyond_the_items_end_is_filled_with_zeros():
 
 
 def test_audio_errors(tmp_path):
-    with pytest.raises(InputError, match="sample rates .*8000, 16000.* give sample_rate"):
+    with pytest.raises(InputError, match=r"sample rates .*8000, 16000.* give sample_rate"):
         AudioFiles(DATA)
     (tmp_path / "bad.wav").write_bytes(b"RIFF but no more")
-    with pytest.raises(AudioFileError, match="bad.wav"):
+    with pytest.raises(AudioFileError, match=r"bad\.wav"):
         AudioFiles(tmp_path)
 
 
@@ -90,7 +90,13 @@ def test_bare_codes_and_prefix(store):
 
 def test_output_names():
     keys = ["a/b.flac", "a/c.wav", "a/c.mp3", "v1.5 final", "d.tar"]
-    assert output_names(keys, ".wav") == ["a/b.wav", "a/c.wav.wav", "a/c.mp3.wav", "v1.5 final.wav", "d.tar.wav"]
+    assert output_names(keys, ".wav") == [
+        "a/b.wav",
+        "a/c.wav.wav",
+        "a/c.mp3.wav",
+        "v1.5 final.wav",
+        "d.tar.wav",
+    ]
     for key in ("../x.wav", "/etc/passwd", "a/../../b", "..", "a\0b", "a\\..\\b", ""):
         with pytest.raises(InputError, match="can't be a file name"):
             output_names([key], ".wav")

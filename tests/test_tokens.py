@@ -18,9 +18,7 @@ from codec.spec import CodecSpec
 from codec.tokens import ItemInfo, PackedBatch, TokenStore, TokenWriter, merge, split
 
 
-def make_spec(
-    n_quantizers: int = 8, codebook_size: int = 1024, hop_length: int = 320, **fields: Any
-) -> CodecSpec:
+def make_spec(n_quantizers: int = 8, codebook_size: int = 1024, hop_length: int = 320, **fields: Any) -> CodecSpec:
     settings = {
         "name": "test_16k",
         "weights_hash": "c0ffee",
@@ -68,9 +66,7 @@ def geometries(draw: st.DrawFn) -> tuple[CodecSpec, int, int, int]:
     """A codec, a length in frames, and a span within it."""
     spec = make_spec(
         n_quantizers=draw(st.sampled_from([1, 2, 3, 8, 64])),
-        codebook_size=draw(
-            st.one_of(st.integers(2, 65536), st.sampled_from([2, 255, 256, 257, 1024, 65536]))
-        ),
+        codebook_size=draw(st.one_of(st.integers(2, 65536), st.sampled_from([2, 255, 256, 257, 1024, 65536]))),
         hop_length=draw(st.sampled_from([1, 7, 320, 1920])),
     )
     total = draw(st.one_of(st.integers(1, 20), st.integers(250, 520)))
@@ -213,9 +209,7 @@ def test_empty_batch(store: TokenStore) -> None:
     assert lengths.shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("start", "length"), [(-1, 5), (0, 0), (0, 8), (7, 1), (2**62, 1), (0, 2**62), (3, -1)]
-)
+@pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, 0), (0, 8), (7, 1), (2**62, 1), (0, 2**62), (3, -1)])
 def test_spans_outside_the_item(store: TokenStore, start: int, length: int) -> None:
     text = rf"'item 7': frames \[{start}, {start + length}\) asked for; the item has frames \[0, 7\)"
     with pytest.raises(InputError, match=text):
@@ -328,9 +322,7 @@ def test_key_in_two_shards(tmp_path: Path) -> None:
         with TokenWriter(tmp_path / f"{name}.ctok", SPEC) as writer:
             writer.add("twice", ITEMS["item 1"], num_samples=1)
             writer.add(name, ITEMS["item 1"], num_samples=1)
-    with pytest.raises(
-        TokenFileError, match=r"b\.ctok: key 'twice' is in .*a\.ctok already; keys are unique"
-    ):
+    with pytest.raises(TokenFileError, match=r"b\.ctok: key 'twice' is in .*a\.ctok already; keys are unique"):
         TokenStore(tmp_path)
 
 
@@ -338,9 +330,7 @@ def test_shards_of_different_codecs(tmp_path: Path) -> None:
     for name, spec in (("a", SPEC), ("b", make_spec(weights_hash="decade"))):
         with TokenWriter(tmp_path / f"{name}.ctok", spec) as writer:
             writer.add(name, ITEMS["item 1"], num_samples=1)
-    with pytest.raises(
-        TokenFileError, match=r"differs from .*a\.ctok in weights_hash \('decade', not 'c0ffee'\)"
-    ):
+    with pytest.raises(TokenFileError, match=r"differs from .*a\.ctok in weights_hash \('decade', not 'c0ffee'\)"):
         TokenStore(tmp_path)
 
 

@@ -109,9 +109,7 @@ for round in range(4):
         before = private()
 print(private() - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1024, f"grew by {done.stdout} kB"
 
 
@@ -127,9 +125,7 @@ tracemalloc.start()
 store = TokenStore(sys.argv[1])
 print(tracemalloc.get_traced_memory()[0])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 200_000
 
 
@@ -219,8 +215,7 @@ def test_http_store_costs_one_range_per_excerpt(server: tuple[str, list[tuple[st
     assert len(requests) == len(EXCERPTS)
     stride = store._layout.block_stride
     sizes = sorted(
-        int(b) - int(a) + 1
-        for a, b in (span.removeprefix("bytes=").split("-") for _, span in requests if span)
+        int(b) - int(a) + 1 for a, b in (span.removeprefix("bytes=").split("-") for _, span in requests if span)
     )
     assert sizes[-1] == 2 * stride + store._layout.block_bytes(700 - 512)
     requests.clear()

@@ -108,9 +108,7 @@ def test_two_readers_agree_on_golden_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(("n_quantizers", "codebook_size"), [(1, 3), (5, 17), (64, 2), (8, 1024), (3, 65536)])
-def test_second_reader_reads_what_the_package_writes(
-    tmp_path: Path, n_quantizers: int, codebook_size: int
-) -> None:
+def test_second_reader_reads_what_the_package_writes(tmp_path: Path, n_quantizers: int, codebook_size: int) -> None:
     spec = make_spec(n_quantizers, codebook_size, hop_length=3)
     items = {f"é{n}": random_codes(spec, n, n) for n in (1, 5, 256, 300, 513)}
     with TokenWriter(tmp_path / "a.ctok", spec) as writer:
@@ -122,9 +120,7 @@ def test_second_reader_reads_what_the_package_writes(
                 meta={"n": codes.shape[1]} if key > "é3" else None,
             )
     _, read = read_everything(tmp_path / "a.ctok")
-    assert {key: value[3] for key, value in read.items()} == {
-        key: codes.tolist() for key, codes in items.items()
-    }
+    assert {key: value[3] for key, value in read.items()} == {key: codes.tolist() for key, codes in items.items()}
 
 
 def test_literal_bytes(tmp_path: Path) -> None:

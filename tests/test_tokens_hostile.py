@@ -27,9 +27,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with TokenWriter(path, SPEC) as writer:
         for key, codes in ITEMS.items():
             n = codes.shape[1]
-            writer.add(
-                key, codes, num_samples=n * 320, gain=n / 2 if n > 1 else None, meta={"speaker": n % 3}
-            )
+            writer.add(key, codes, num_samples=n * 320, gain=n / 2 if n > 1 else None, meta={"speaker": n % 3})
     return path.read_bytes()
 
 
@@ -166,18 +164,14 @@ def sealed(content: bytes, directory: bytes, count: Any, **footer: int) -> bytes
     return content + directory + start + struct.pack("<I", crc32(start)) + b"CTOK-END"
 
 
-def with_column(
-    name: str, change: Callable[[np.ndarray], Any], dtype: str = "u8"
-) -> Callable[[bytes], bytes]:
+def with_column(name: str, change: Callable[[np.ndarray], Any], dtype: str = "u8") -> Callable[[bytes], bytes]:
     """Replace a column by a changed copy, put in front of the directory."""
 
     def apply(data: bytes) -> bytes:
         at, end = directory_span(data)
         directory = json.loads(data[at:end])
         kind, start, size, _ = directory["columns"][name]
-        values = np.frombuffer(data[start : start + size], "u1" if kind == "bytes" else f"<{kind}").astype(
-            f"<{dtype}"
-        )
+        values = np.frombuffer(data[start : start + size], "u1" if kind == "bytes" else f"<{kind}").astype(f"<{dtype}")
         changed = change(values)
         column = (values if changed is None else changed).tobytes()
         content = data[:at] + bytes(-at % 8)
@@ -343,9 +337,7 @@ def test_hostile_files_do_not_open(good: bytes, tmp_path: Path, name: str) -> No
 def test_frame_divisors_are_reserved(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "divisors.ctok"
     path.write_bytes(with_header(lambda h: h.__setitem__("frame_divisors", [1, 1, 2, 4]))(good))
-    with pytest.raises(
-        TokenFileError, match=r"frame_divisors is \[1, 1, 2, 4\]; this version reads codebooks at one"
-    ):
+    with pytest.raises(TokenFileError, match=r"frame_divisors is \[1, 1, 2, 4\]; this version reads codebooks at one"):
         TokenStore(path)
     path.write_bytes(with_header(lambda h: h.__setitem__("frame_divisors", [1, 1, 1, 1]))(good))
     assert len(TokenStore(path)) == 4
@@ -399,9 +391,7 @@ def test_wrong_hashes_are_found(two_keys: bytes, tmp_path: Path) -> None:
     path = tmp_path / "hash.ctok"
     path.write_bytes(with_column("hash", put(0, 1), "u4")(two_keys))
     with TokenStore(path) as store:
-        assert ["1 hashes aren't those of their keys" in problem.message for problem in store.verify()] == [
-            True
-        ]
+        assert ["1 hashes aren't those of their keys" in problem.message for problem in store.verify()] == [True]
 
 
 def test_key_that_is_no_text(two_keys: bytes, tmp_path: Path) -> None:

@@ -214,9 +214,7 @@ def test_resume_of_a_finished_shard(tmp_path: Path, undisturbed: bytes) -> None:
             writer.add("item 3", ITEMS["item 3"], num_samples=960)
         assert not unfinished(path).exists()
         writer.add("more", ITEMS["item 3"], num_samples=960)
-        np.testing.assert_array_equal(
-            reader.read("item 700"), ITEMS["item 700"]
-        )  # still the file that it opened
+        np.testing.assert_array_equal(reader.read("item 700"), ITEMS["item 700"])  # still the file that it opened
     np.testing.assert_array_equal(reader.read("item 700"), ITEMS["item 700"])
     assert list(TokenStore(path).keys()) == [*ITEMS, "more"]
     assert not list(TokenStore(path).verify())
@@ -230,9 +228,7 @@ def test_resume_with_another_codec(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(path, stop_after=2)
     before = unfinished(path).read_bytes()
-    with pytest.raises(
-        TokenFileError, match=r"differs from the writer's codec in weights_hash \('c0ffee', not 'x'\)"
-    ):
+    with pytest.raises(TokenFileError, match=r"differs from the writer's codec in weights_hash \('c0ffee', not 'x'\)"):
         TokenWriter(path, make_spec(4, 512, weights_hash="x"), resume=True)
     with pytest.raises(TokenFileError, match=r"n_quantizers stored \(4, not 2\)"):
         TokenWriter(path, SPEC, n_quantizers=2, resume=True)
@@ -417,9 +413,7 @@ def test_full_disk(tmp_path: Path, undisturbed: bytes, stream: bool) -> None:
             meta = {"n": i}
             if key == "item 700":
                 size = unfinished(path).stat().st_size
-                text = (
-                    rf"at byte {size + 1000}: can't write .* \(File too large\); its 2 whole items are safe"
-                )
+                text = rf"at byte {size + 1000}: can't write .* \(File too large\); its 2 whole items are safe"
                 with file_size_limit(size + 1000), pytest.raises(TokenFileError, match=text):
                     add(writer, key, codes, meta)
                 assert unfinished(path).stat().st_size == size

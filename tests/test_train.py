@@ -32,9 +32,19 @@ def recipe(tmp_path):
         shutil.copy(path, speech)
     settings = {
         "model": {"name": "tiny", **{k: list(v) if isinstance(v, tuple) else v for k, v in SMALL.items()}},
-        "data": {"train": [str(speech)], "valid": [str(DATA / "speech_it_male_first-in-queue_16k.wav")], "batch_size": 2},
+        "data": {
+            "train": [str(speech)],
+            "valid": [str(DATA / "speech_it_male_first-in-queue_16k.wav")],
+            "batch_size": 2,
+        },
         "optim": {"max_steps": 12, "quantize_from": 4, "warmup_steps": 2},
-        "run": {"output": str(tmp_path / "run"), "valid_every": 6, "log_every": 2, "precision": "32-true", "accelerator": "cpu"},
+        "run": {
+            "output": str(tmp_path / "run"),
+            "valid_every": 6,
+            "log_every": 2,
+            "precision": "32-true",
+            "accelerator": "cpu",
+        },
     }
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -131,7 +141,7 @@ def test_numbers_that_yaml_reads_as_text(recipe):
 
 
 def test_bad_data_is_found_before_the_first_step(recipe, tmp_path):
-    with pytest.raises(ConfigError, match="data.train and data.valid are empty"):
+    with pytest.raises(ConfigError, match=r"data\.train and data\.valid are empty"):
         train(load_config(recipe, {"data.train": "[]"}), progress=False)
     with pytest.raises(AudioFileError, match="no such file or folder"):
         train(load_config(recipe, {"data.train": "[nowhere]"}), progress=False)
@@ -181,13 +191,20 @@ def _batch(**values):
     batch = {"x": wave[None]}
     for name in augmentations(AugmentConfig()):
         batch[name] = torch.zeros(1)
-    return {**batch, "sign": torch.ones(1), "speed": torch.ones(1), **{k: torch.tensor([v]) for k, v in values.items()}}
+    return {
+        **batch,
+        "sign": torch.ones(1),
+        "speed": torch.ones(1),
+        **{k: torch.tensor([v]) for k, v in values.items()},
+    }
 
 
 def test_augmentations_do_what_their_names_say():
     plain = augment(_batch(), 16000)
     torch.testing.assert_close(plain, _batch()["x"][..., :16000], atol=1e-5, rtol=0)
-    torch.testing.assert_close(augment(_batch(sign=-1.0, gain_db=-6.0), 16000), -plain * 10 ** (-6 / 20), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        augment(_batch(sign=-1.0, gain_db=-6.0), 16000), -plain * 10 ** (-6 / 20), atol=1e-5, rtol=0
+    )
     assert augment(_batch(gain_db=60.0), 16000).abs().max() <= 1.0 + 1e-6
     power = torch.fft.rfft(augment(_batch(band_limit_on=1.0, band_limit=0.5), 16000)[0, 0]).abs().square()
     assert power[4500:].sum() < 1e-4 * torch.fft.rfft(plain[0, 0]).abs().square()[4500:].sum()

@@ -128,6 +128,19 @@ def _missing_mp4(source: ByteSource) -> str | None:
     return None
 
 
+def _ogg_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        value = byte << 24
+        for _ in range(8):
+            value = (value << 1 ^ (0x04C11DB7 if value >> 31 else 0)) & 0xFFFFFFFF
+        table.append(value)
+    return table
+
+
+_OGG_TABLE = _ogg_table()
+
+
 @dataclass(frozen=True)
 class OggPage:
     """One Ogg page's header: where it is, and what it says.
@@ -189,6 +202,28 @@ def _missing_ogg(source: ByteSource) -> str | None:
         return f"its last page, at byte {last.offset}, is cut"
     # Whether it is flagged as the last one says nothing: many recorders stop without that.
     return None
+
+
+def ogg_checksum(page: bytes) -> int:
+    """The checksum of a page whose own checksum field is zero."""
+    checksum = 0
+    for byte in page:
+        checksum = (checksum << 8) & 0xFFFFFFFF ^ _OGG_TABLE[checksum >> 24 ^ byte]
+    return checksum
+
+
+def ogg_damaged(source: ByteSource, page: OggPage) -> bool:
+    """The page isn't what its checksum says."""
+    data = bytearray(source.read_at(page.offset, page.num_bytes))
+    (stored,) = struct.unpack_from("<I", data, 22)
+    data[22:26] = bytes(4)
+    return bool(ogg_checksum(bytes(data)) != stored)
+
+
+def opus_samples(source: ByteSource, granule: int, sample_rate: int) -> int:
+    """Samples at `sample_rate` up to a page's granule, which counts at 48 kHz, with the encoder's delay."""
+    pre_skip = int.from_bytes(source.read_at(38, 2), "little")
+    return (granule - pre_skip) * sample_rate // 48000
 
 
 def ogg_joined(source: ByteSource) -> bool:

@@ -59,9 +59,7 @@ class Source:
                 raise InputError(f"{self.name} is open in text mode; open it with mode 'rb'")
         except (OSError, ValueError, EOFError) as error:
             self.close()
-            raise AudioFileError(
-                f"{self.name}: cannot be read ({error}); it must be a seekable file"
-            ) from error
+            raise AudioFileError(f"{self.name}: cannot be read ({error}); it must be a seekable file") from error
         if self.size == 0:
             self.close()
             raise AudioFileError(f"{self.name}: is empty (0 bytes); remove it or fetch it again")

@@ -34,7 +34,9 @@ from codec.audio.containers import (
     identify,
     last_ogg_pages,
     missing_end,
+    ogg_damaged,
     ogg_joined,
+    opus_samples,
 )
 from codec.audio.opening import AudioSource, Source
 from codec.audio.resampling import native_span, resample
@@ -59,6 +61,7 @@ _CODECS = {"MPEG_LAYER_I": "mp1", "MPEG_LAYER_II": "mp2", "MPEG_LAYER_III": "mp3
 _VALUES_AT_ONCE = 1 << 22
 # The longest vorbis block: what a page needs of the one before.
 _VORBIS_BLOCK = 8192
+_VORBIS_TRIAL_SECONDS = 3
 # What the trial of seeking found for each vorbis file: threads may repeat a trial, but not disagree.
 _vorbis_limits: dict[tuple[str, int, int], int] = {}
 _MAX_VORBIS_LIMITS = 100_000
@@ -193,9 +196,7 @@ def read_audio(
     return _to_dtype(wave, dtype), to_rate
 
 
-def _check_arguments(
-    start_sample: int, num_samples: int | None, sample_rate: int | None, dtype: torch.dtype
-) -> None:
+def _check_arguments(start_sample: int, num_samples: int | None, sample_rate: int | None, dtype: torch.dtype) -> None:
     lowest = {"start_sample": 0, "num_samples": 1, "sample_rate": 1}
     values = {"start_sample": start_sample, "num_samples": num_samples, "sample_rate": sample_rate}
     for name, value in values.items():
@@ -261,7 +262,7 @@ class _SoundFileReader:
         with self._file() as file:
             subtype: str = file.subtype
             if container == "ogg":
-                self._prepare_ogg(subtype)
+                self._prepare_ogg(subtype, file.samplerate, file.frames)
             elif container != "flac" and subtype not in _SEEKABLE:
                 self._seek_limit = 0
             self._subtype = subtype
@@ -285,31 +286,46 @@ class _SoundFileReader:
                 f"{self.info.sample_rate} Hz; fetch it again"
             )
 
-    def _prepare_ogg(self, subtype: str) -> None:
+    def _prepare_ogg(self, subtype: str, sample_rate: int, num_samples: int) -> None:
         if ogg_joined(self._source):
             raise AudioFileError(
                 f"{self._source.name}: holds several Ogg streams, of which only the first would be decoded; "
                 "make it one with `ffmpeg -i IN OUT.flac`"
             )
+        self._check_ogg(subtype, sample_rate, num_samples)
         self._seek_limit = 0
         if subtype == "VORBIS":
             key = self._source.identity()
             limit = _vorbis_limits.get(key) if key else None
-            self._seek_limit = self._vorbis_limit() if limit is None else limit
+            self._seek_limit = self._vorbis_limit(sample_rate) if limit is None else limit
             if key:
                 if len(_vorbis_limits) >= _MAX_VORBIS_LIMITS:
                     _vorbis_limits.clear()
                 _vorbis_limits[key] = self._seek_limit
 
-    def _vorbis_limit(self) -> int:
+    def _check_ogg(self, subtype: str, sample_rate: int, num_samples: int) -> None:
+        """Finds what libsndfile passes over: pages with wrong checksums at the beginning and at the end."""
+        first, last = first_ogg_pages(self._source), last_ogg_pages(self._source)[-1]
+        expected = last.granule
+        if subtype == "OPUS":
+            expected = opus_samples(self._source, expected, sample_rate) - 1
+        if expected <= num_samples or self._allow_truncated:
+            return
+        for page in (*first, last):
+            if ogg_damaged(self._source, page):
+                raise AudioFileError(
+                    f"{self._source.name}: is damaged: the checksum of its page at byte {page.offset} is wrong; {_SALVAGE}"
+                )
+
+    def _vorbis_limit(self, sample_rate: int) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
         first = [page.granule for page in first_ogg_pages(self._source) if page.granule != -1]
         last = [page.granule for page in last_ogg_pages(self._source) if page.granule != -1]
-        if len(first) < 6 or len(last) < 2 or first != sorted(first) or first[0] < 0:
+        if len(last) < 2 or first != sorted(first) or first[0] < 0:
             return 0
         limit = last[-2] - _VORBIS_BLOCK
-        # The header pages have granule 0; behind some of audio, and where it isn't silent.
-        position = first[4] + 1
+        # Beyond the 2 s that libsndfile decodes instead of seeking, and where it isn't silent.
+        position = _VORBIS_TRIAL_SECONDS * sample_rate
         with self._file() as file:
             for _ in self._blocks(file, position, "float32", _SKIPPED_AT_ONCE):
                 pass
@@ -412,15 +428,11 @@ def _checked_mp3(source: Source, allow_truncated: bool) -> tuple[bytes | None, b
         return None, False
     scan = mpeg.scan(source.read_at(0, source.size))
     if scan is None:
-        raise AudioFileError(
-            f"{source.name}: looks like mp3, but holds no two frames in a row; fetch it again"
-        )
+        raise AudioFileError(f"{source.name}: looks like mp3, but holds no two frames in a row; fetch it again")
     # Some encoders count the header's own frame.
     cut = scan.num_frames < claimed_frames - (available >= claimed_bytes)
     if (cut or scan.missing_bytes) and not allow_truncated:
-        found_text = (
-            f"{scan.num_frames} whole frames of {claimed_frames}" if cut else f"{scan.num_frames} frames"
-        )
+        found_text = f"{scan.num_frames} whole frames of {claimed_frames}" if cut else f"{scan.num_frames} frames"
         raise AudioFileError(
             f"{source.name}: is cut: it holds {found_text}, and the last one lacks "
             f"{scan.missing_bytes} bytes; {_SALVAGE}"
@@ -448,8 +460,7 @@ class _FFmpegReader:
             self._wave: Tensor = decoder.get_all_samples().data
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise AudioFileError(
-                f"{source.name}: FFmpeg cannot decode this {container} file "
-                f"({_reason(error).splitlines()[0]})"
+                f"{source.name}: FFmpeg cannot decode this {container} file ({_reason(error).splitlines()[0]})"
             ) from error
         metadata = decoder.metadata
         self.info = AudioInfo(

@@ -6,6 +6,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codec.errors import InputError
@@ -17,9 +18,10 @@ from codec.frames import resampled_length
 _FILTER_WIDTH = 64
 _ROLLOFF = 0.9475937167399596
 _BETA = 14.769656459379492
-# Input samples resampled at once: bounds the memory of long waves, and the rounding of torchaudio's float
-# lengths.
+# Samples resampled at once, the more of input and output: bounds the memory that long waves need.
 _CHUNK = 1 << 20
+# Values of the filter for each phase: rates with a small common divisor need gigabytes.
+_MAX_KERNEL = 1 << 27
 
 
 def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
@@ -34,28 +36,34 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
         to_rate: Hz of the result.
 
     Raises:
-        InputError: An integer or zero-dimensional wave, a rate that is no positive integer.
+        InputError: An integer or zero-dimensional wave, a rate that is no positive integer, or rates whose common
+            divisor is too small.
     """
     for name, rate in (("from_rate", from_rate), ("to_rate", to_rate)):
         if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
             raise InputError(f"{name} is {rate!r}; it must be a positive integer, in Hz")
     if not wave.is_floating_point() or wave.ndim == 0:
-        raise InputError(
-            f"wave has dtype {wave.dtype} and shape {list(wave.shape)}; it must be floating [..., N]"
-        )
+        raise InputError(f"wave has dtype {wave.dtype} and shape {list(wave.shape)}; it must be floating [..., N]")
     if from_rate == to_rate or wave.shape[-1] == 0:
         return wave
+    divisor = math.gcd(from_rate, to_rate)
+    if from_rate * to_rate // divisor**2 > _MAX_KERNEL:
+        raise InputError(
+            f"{from_rate} and {to_rate} Hz have the greatest common divisor {divisor}, which needs a filter of "
+            f"gigabytes; choose a to_rate that shares a greater one"
+        )
     num_samples = wave.shape[-1]
     dtype = torch.float64 if wave.dtype == torch.float64 else torch.float32
     kernel = _kernel(from_rate, to_rate, dtype, wave.device)
-    chunk = resampled_length(_CHUNK, from_rate, to_rate)
+    chunk = min(_CHUNK, resampled_length(_CHUNK, from_rate, to_rate))
     length = resampled_length(num_samples, from_rate, to_rate)
     parts = []
     for start in range(0, length, chunk):
         stop = min(start + chunk, length)
         first, last, skip = native_span(start, stop, from_rate, to_rate)
-        part = wave[..., first : min(last, num_samples)]
-        parts.append(kernel(part.to(dtype))[..., skip : skip + stop - start])
+        # torchaudio computes lengths in float32: whole periods of both rates leave nothing to round.
+        part = F.pad(wave[..., first:last].to(dtype), (0, max(0, last - num_samples)))
+        parts.append(kernel(part)[..., skip : skip + stop - start])
     return (torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]).to(wave.dtype)
 
 

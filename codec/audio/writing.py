@@ -122,18 +122,14 @@ def _check(wave: Tensor, sample_rate: int, format: str) -> int:
         raise InputError(f"wave has dtype {wave.dtype}; it must be floating, −1 … 1, or int16")
     channels = 1 if wave.ndim == 1 else wave.shape[0]
     if channels > _MAX_CHANNELS.get(format, 255):
-        raise InputError(
-            f"wave has {channels} channels ([C, N]); {format} holds {_MAX_CHANNELS.get(format, 255)}"
-        )
+        raise InputError(f"wave has {channels} channels ([C, N]); {format} holds {_MAX_CHANNELS.get(format, 255)}")
     rates = _SAMPLE_RATES.get(format)
     if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or not 1 <= sample_rate < 2**31:
         raise InputError(f"sample_rate is {sample_rate!r}; it must be a positive integer, in Hz")
     if rates and sample_rate not in rates:
         raise InputError(f"{format} has no sample rate {sample_rate}; resample to one of {rates} Hz")
     if format == "wav" and wave.numel() * 4 >= 2**32 - 2**16:
-        raise InputError(
-            f"wave has {wave.numel()} values; a wav file ends at 4 GiB, write flac or several files"
-        )
+        raise InputError(f"wave has {wave.numel()} values; a wav file ends at 4 GiB, write flac or several files")
     return channels
 
 
@@ -141,9 +137,7 @@ def _checked_format(path: Path, format: str | None, subtype: str | None) -> tupl
     if format is None:
         format = _SUFFIXES.get(path.suffix.lower())
         if format is None:
-            raise InputError(
-                f"{path}: no format has the suffix {path.suffix!r}; use {', '.join(_SUFFIXES)} or format="
-            )
+            raise InputError(f"{path}: no format has the suffix {path.suffix!r}; use {', '.join(_SUFFIXES)} or format=")
     if format not in _FORMATS:
         raise InputError(f"format is {format!r}; it must be one of {', '.join(_FORMATS)}")
     container, subtypes = _FORMATS[format]

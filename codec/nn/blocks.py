@@ -28,6 +28,7 @@ class DepthwiseConv(nn.Module):
         nn.init.normal_(self.weight, std=kernel_size**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
         num_frames = x.shape[1]
         weight = self.weight.to(x.dtype)
         padded = F.pad(x, (0, 0, self.left, self.right))
@@ -55,7 +56,8 @@ class ConvNeXtBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((dim,), scale))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        h = x if mask is None else x * mask
+        """See the class."""
+        h: Tensor = x if mask is None else x * mask
         h = self.norm(self.conv(h))
         h = self.contract(F.gelu(self.expand(h), approximate="tanh"))
         return x + h * self.scale.to(h.dtype)
@@ -64,20 +66,17 @@ class ConvNeXtBlock(nn.Module):
 class BlockStack(nn.Module):
     """`num_blocks` ConvNeXt blocks of one width; `context` is their summed (left, right) frames."""
 
-    def __init__(
-        self, dim: int, num_blocks: int, *, kernel_size: int, expansion: int, lookahead: bool
-    ) -> None:
+    def __init__(self, dim: int, num_blocks: int, *, kernel_size: int, expansion: int, lookahead: bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            ConvNeXtBlock(
-                dim, kernel_size=kernel_size, expansion=expansion, lookahead=lookahead, scale=1 / num_blocks
-            )
+            ConvNeXtBlock(dim, kernel_size=kernel_size, expansion=expansion, lookahead=lookahead, scale=1 / num_blocks)
             for _ in range(num_blocks)
         )
         right = kernel_size // 2 if lookahead else 0
         self.context = (num_blocks * (kernel_size - 1 - right), num_blocks * right)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """See the class."""
         for block in self.blocks:
             x = block(x, mask)
         return x

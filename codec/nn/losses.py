@@ -17,7 +17,8 @@ COMPLEX_N_FFT = 512
 def waveform_l1(decoded: Tensor, target: Tensor) -> Tensor:
     """Mean over the batch of `mean|y - x| / mean|x|`: the surest way to correct phase early in training.
 
-    Each example counts alike, whatever its level, down to a mean of 0.005, below which it fades: noise can't be predicted.
+    Each example counts alike, whatever its level, down to a mean of 0.005; below that it fades, for noise can't be
+    predicted.
 
     Shape: `[B, C, N]` each → scalar.
     """
@@ -49,11 +50,10 @@ class SpectralLosses(nn.Module):
 
     def _spectrum(self, wave: Tensor, n_fft: int) -> Tensor:
         window = self.get_buffer(f"window_{n_fft}")
-        return torch.stft(
-            wave, n_fft, n_fft // 4, window=window, center=True, pad_mode="constant", return_complex=True
-        )
+        return torch.stft(wave, n_fft, n_fft // 4, window=window, center=True, pad_mode="constant", return_complex=True)
 
     def forward(self, decoded: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class."""
         with torch.autocast(decoded.device.type, enabled=False):
             both = torch.cat([decoded, target]).float().flatten(0, 1)
             mel_term = decoded.new_zeros(())

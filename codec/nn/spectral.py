@@ -6,6 +6,8 @@ subframes are stacked into one codec frame. Nothing in here depends on frames ou
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -73,7 +75,7 @@ class SpectralEncoder(nn.Module):
         window = torch.hann_window(n_fft)
         # Unit gain for white noise, so that the features' range doesn't depend on n_fft.
         self.register_buffer("window", window / window.square().sum().sqrt(), persistent=False)
-        settings = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
+        settings: dict[str, Any] = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
         self.embed = nn.Linear(channels * 3 * (n_fft // 2 + 1), dims[0])
         self.fine = BlockStack(dims[0], num_blocks[0], **settings)
         self.stack = nn.Linear(dims[0] * subframes, dims[1])
@@ -96,13 +98,15 @@ class SpectralEncoder(nn.Module):
         return rearrange(stacked, "b c t bins parts -> b t (c parts bins)")
 
     def forward(self, wave: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See the class."""
         fine_mask = None if mask is None else mask.repeat_interleave(self.subframes, 1)
         x = self.embed(self.features(wave).to(self.embed.weight.dtype))
         x = self.fine(x, fine_mask)
         x = self.stack(rearrange(x, "b (t s) d -> b t (s d)", s=self.subframes))
         x = self.norm(self.coarse(x, mask))
         with torch.autocast(x.device.type, enabled=False):
-            return self.project(x.to(self.project.weight.dtype)).float()
+            latents: Tensor = self.project(x.to(self.project.weight.dtype))
+            return latents.float()
 
 
 class SpectralDecoder(nn.Module):
@@ -143,7 +147,7 @@ class SpectralDecoder(nn.Module):
         # Part p of window j lands in subframe j + p - parts_before.
         self.parts_before = self.num_parts // 2 if lookahead else self.num_parts - 1
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        settings = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
+        settings: dict[str, Any] = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
         self.embed = nn.Linear(latent_dim, dims[0])
         self.coarse = BlockStack(dims[0], num_blocks[0], **settings)
         self.unstack = nn.Linear(dims[0], dims[1] * subframes)
@@ -152,7 +156,9 @@ class SpectralDecoder(nn.Module):
         self.spectrum = nn.Linear(dims[1], channels * 3 * (n_fft // 2 + 1))
         with torch.no_grad():  # start near silence: an exponential of noise is loud
             self.spectrum.bias[: channels * (n_fft // 2 + 1)] = -4.0
-        self.mel = nn.Sequential(nn.Linear(dims[1], mel_hidden), nn.GELU(approximate="tanh"), nn.Linear(mel_hidden, n_mels))
+        self.mel = nn.Sequential(
+            nn.Linear(dims[1], mel_hidden), nn.GELU(approximate="tanh"), nn.Linear(mel_hidden, n_mels)
+        )
         overlap = (self.num_parts - 1 - self.parts_before, self.parts_before)
         trunk = self.coarse.context
         self.wave_context = _sum(_frames_of(_sum(self.fine.context, overlap), subframes), trunk)
@@ -162,11 +168,13 @@ class SpectralDecoder(nn.Module):
         fine_mask = None if mask is None else mask.repeat_interleave(self.subframes, 1)
         x = self.coarse(self.embed(quantized.to(self.embed.weight.dtype)), mask)
         x = rearrange(self.unstack(x), "b t (s d) -> b (t s) d", s=self.subframes)
-        return self.norm(self.fine(x, fine_mask))
+        features: Tensor = self.norm(self.fine(x, fine_mask))
+        return features
 
     def mel_head(self, trunk: Tensor) -> Tensor:
         """Trunk `[B, T * subframes, D]` → log-mel `[B, n_mels, T * subframes]`, float32."""
-        return self.mel(trunk).float().transpose(1, 2)
+        mel: Tensor = self.mel(trunk)
+        return mel.float().transpose(1, 2)
 
     def wave_head(self, trunk: Tensor, mask: Tensor | None = None) -> Tensor:
         """Trunk `[B, T * subframes, D]` → wave `[B, C, T * hop_length]`, float32.

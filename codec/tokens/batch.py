@@ -91,9 +91,7 @@ class PackedBatch:
         size = self.codebook_size
         if size != 1 << self.bits and codes.size and int(codes.max()) >= size:
             remedy = "verify() names the damaged items"
-            raise TokenFileError(
-                f"code {int(codes.max())} in a batch; codebooks have {size} entries; {remedy}"
-            )
+            raise TokenFileError(f"code {int(codes.max())} in a batch; codebooks have {size} entries; {remedy}")
         if (self.lengths < longest).any():
             codes *= (np.arange(longest) < self.lengths[:, None])[:, None, :]
         return codes, self.lengths

@@ -51,9 +51,7 @@ class LocalFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
         except OSError as error:
             reason = error.strerror or error
-            raise TokenFileError(
-                f"{path}: can't be read ({reason}); give a token file or a folder"
-            ) from error
+            raise TokenFileError(f"{path}: can't be read ({reason}); give a token file or a folder") from error
         self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -253,9 +251,7 @@ def _open_locked(path: str) -> int | None:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 os.close(fd)
                 raise TokenFileError(f"{path}: can't be locked ({error.strerror}); check the disk") from error
-            warnings.warn(
-                f"{path}: no locks on this file system; let only one process write it", stacklevel=5
-            )
+            warnings.warn(f"{path}: no locks on this file system; let only one process write it", stacklevel=5)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd

@@ -63,9 +63,7 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._offset)
 
-    def add(
-        self, offset: int, num_samples: int, key: bytes, gain: float | None, meta: dict[str, Any]
-    ) -> None:
+    def add(self, offset: int, num_samples: int, key: bytes, gain: float | None, meta: dict[str, Any]) -> None:
         """Add the next item; `offset` is that of its first block."""
         item = len(self)
         for field, value in meta.items():
@@ -75,9 +73,7 @@ class IndexBuilder:
                     continue
                 self._meta[field] = {}, array("I")
             values, codes = self._meta[field]
-            codes.frombytes(
-                bytes(codes.itemsize * (item - len(codes)))
-            )  # items before this one lack the field
+            codes.frombytes(bytes(codes.itemsize * (item - len(codes))))  # items before this one lack the field
             codes.append(values.setdefault(compact_json(value), len(values) + 1))
         self._offset.append(offset)
         self._num_samples.append(num_samples)
@@ -162,9 +158,7 @@ class Shard:
         self._tail = file.read(self._tail_start, file.size)
         start = file.read(0, min(file.size, 4096))
         size = header_bytes(self.path, start, file.size)
-        self.header: Header = parse_header(
-            self.path, start[:size] if size <= len(start) else file.read(0, size)
-        )
+        self.header: Header = parse_header(self.path, start[:size] if size <= len(start) else file.read(0, size))
         self.layout: BlockLayout = self.header.layout
         footer_bytes = file.read(file.size - FOOTER.size, file.size)
         self.footer: Footer = parse_footer(self.path, file.size, footer_bytes)
@@ -194,8 +188,7 @@ class Shard:
         try:
             self._columns: dict[str, Any] = dict(directory["columns"])
             self._meta: dict[str, Any] = {
-                field: (dict(column)["codes"], dict(column)["values"])
-                for field, column in directory["meta"].items()
+                field: (dict(column)["codes"], dict(column)["values"]) for field, column in directory["meta"].items()
             }
             self.meta_complete = bool(directory["meta_complete"])
             num_items, data_end = directory["num_items"], directory["data_end"]
@@ -245,9 +238,7 @@ class Shard:
         if first < self._tail_start:  # a remote index comes in one request
             self._tail, self._tail_start = self.file.read(first, self.file.size), first
         arrays = {name: self._column(name, self._columns[name], *kinds[name]) for name in kinds}
-        self.offset, self.num_samples, self.key_end = (
-            arrays[n] for n in ("offset", "num_samples", "key_end")
-        )
+        self.offset, self.num_samples, self.key_end = (arrays[n] for n in ("offset", "num_samples", "key_end"))
         self.hash, self.order, self.gain = arrays["hash"], arrays["order"], arrays.get("gain")
         self.keys = arrays["keys"].data
         # Meta columns are read when they are asked for; the rest of the tail isn't needed again.
@@ -274,9 +265,7 @@ class Shard:
             if bad.any():
                 i = int(bad.argmax())
                 found = f"item {first + i} has {samples[i]} samples"
-                raise damaged(
-                    self.path, at, found, f"a file of {self.file.size} bytes can hold 1 to {most_samples}"
-                )
+                raise damaged(self.path, at, found, f"a file of {self.file.size} bytes can hold 1 to {most_samples}")
             offset = self.offset[part].astype(np.uint64).view(np.int64)
             end = offset + self.item_bytes(self.num_frames_of(samples.view(np.int64)))
             free = np.concatenate([[free_from], end[:-1]])

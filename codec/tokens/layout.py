@@ -39,9 +39,7 @@ def parse_json(path: str, offset: int, text: bytes | memoryview, what: str) -> A
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise damaged(
-            path, offset, f"{what} isn't JSON ({error})", "it must be a JSON text in UTF-8"
-        ) from error
+        raise damaged(path, offset, f"{what} isn't JSON ({error})", "it must be a JSON text in UTF-8") from error
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,7 @@ def codec_differences(header: Header, reference: Header) -> str:
     """What differs between the codecs of two shards, as text; empty if nothing does."""
     ours, theirs = reference.spec.to_dict(), header.spec.to_dict()
     ours["n_quantizers stored"], theirs["n_quantizers stored"] = reference.n_quantizers, header.n_quantizers
-    return ", ".join(
-        f"{name} ({theirs[name]!r}, not {ours[name]!r})" for name in ours if ours[name] != theirs[name]
-    )
+    return ", ".join(f"{name} ({theirs[name]!r}, not {ours[name]!r})" for name in ours if ours[name] != theirs[name])
 
 
 def encode_header(spec: CodecSpec, n_quantizers: int) -> bytes:
@@ -140,9 +136,7 @@ def header_bytes(path: str, start: bytes | memoryview, file_size: int) -> int:
         raise damaged(path, 0, f"the file has {file_size} bytes", f"a token file has at least {HEADER.size}")
     magic, version, size, _, _ = HEADER.unpack(start[: HEADER.size])
     if magic != MAGIC:
-        raise damaged(
-            path, 0, f"magic is {magic!r}", f"a token file starts with {MAGIC!r}", "give a .ctok file"
-        )
+        raise damaged(path, 0, f"magic is {magic!r}", f"a token file starts with {MAGIC!r}", "give a .ctok file")
     _check_version(path, 8, version)
     if HEADER.size + size > file_size:
         raise damaged(path, 12, f"header JSON takes {size} bytes", f"the file has {file_size} bytes in all")
@@ -164,17 +158,13 @@ def parse_header(path: str, header: bytes | memoryview) -> Header:
         if not isinstance(spec.name, str) or not isinstance(spec.weights_hash, str):
             raise TypeError("name and weights_hash must be strings")
     except (CodecError, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise damaged(
-            path, HEADER.size, f"the codec's identity is unusable ({error})", "see FORMAT.md"
-        ) from error
+        raise damaged(path, HEADER.size, f"the codec's identity is unusable ({error})", "see FORMAT.md") from error
     if type(n_quantizers) is not int or not 1 <= n_quantizers <= spec.n_quantizers:
         limit = f"it must be 1 to {spec.n_quantizers}, the codec's"
         raise damaged(path, HEADER.size, f"n_quantizers is {n_quantizers!r}", limit)
     if divisors is not None and divisors != [1] * n_quantizers:
         limit = "this version reads codebooks at one frame rate only"
-        raise damaged(
-            path, HEADER.size, f"frame_divisors is {divisors!r}", limit, "use a newer version of codec"
-        )
+        raise damaged(path, HEADER.size, f"frame_divisors is {divisors!r}", limit, "use a newer version of codec")
     return Header(spec, n_quantizers, HEADER.size + size)
 
 
@@ -214,21 +204,15 @@ def parse_footer(path: str, file_bytes: int, tail: bytes | memoryview) -> Footer
     at = file_bytes - FOOTER.size
     *fields, version, crc, magic = FOOTER.unpack(tail)
     if magic != END_MAGIC:
-        remedy = (
-            "an unfinished shard is completed by TokenWriter(resume=True); else restore the file from a copy"
-        )
-        raise damaged(
-            path, at + 40, f"end magic is {magic!r}", f"a finished shard ends with {END_MAGIC!r}", remedy
-        )
+        remedy = "an unfinished shard is completed by TokenWriter(resume=True); else restore the file from a copy"
+        raise damaged(path, at + 40, f"end magic is {magic!r}", f"a finished shard ends with {END_MAGIC!r}", remedy)
     expected = crc32(tail[:36])
     if crc != expected:
         raise damaged(path, at + 36, f"footer CRC is {crc:#010x}", f"its content has {expected:#010x}")
     _check_version(path, at + 32, version)
     footer = Footer(*fields)
     if footer.file_bytes != file_bytes:
-        raise damaged(
-            path, at + 24, f"the footer says {footer.file_bytes} bytes", f"the file has {file_bytes}"
-        )
+        raise damaged(path, at + 24, f"the footer says {footer.file_bytes} bytes", f"the file has {file_bytes}")
     if footer.directory_offset + footer.directory_bytes != at:
         found = f"the directory is at {footer.directory_offset}, {footer.directory_bytes} bytes"
         raise damaged(path, at, found, f"it must end at the footer, at {at}")

@@ -68,9 +68,7 @@ def make_head(key: str, num_samples: int, gain: float | None, meta: dict[str, An
     except UnicodeEncodeError as error:
         raise InputError(f"key {key!r} isn't valid Unicode ({error.reason}); rename the item") from error
     if len(encoded) > MAX_KEY_BYTES:
-        raise InputError(
-            f"key {key[:40]!r}... takes {len(encoded)} bytes; at most {MAX_KEY_BYTES}; shorten it"
-        )
+        raise InputError(f"key {key[:40]!r}... takes {len(encoded)} bytes; at most {MAX_KEY_BYTES}; shorten it")
     check_num_samples(key, num_samples)
     if gain is not None:
         gain = _stored_gain(key, gain)
@@ -92,9 +90,7 @@ def check_num_samples(key: str, num_samples: int) -> None:
     """Raise `InputError` unless `num_samples` is an integer in range."""
     is_integer = isinstance(num_samples, int | np.integer) and not isinstance(num_samples, bool)
     if not is_integer or not 1 <= num_samples <= MAX_SAMPLES:
-        raise InputError(
-            f"{key!r}: num_samples is {num_samples!r}; it must be an integer from 1 to 2**62 - 1"
-        )
+        raise InputError(f"{key!r}: num_samples is {num_samples!r}; it must be an integer from 1 to 2**62 - 1")
 
 
 def _stored_gain(key: str, gain: float) -> float:
@@ -110,9 +106,7 @@ def _stored_gain(key: str, gain: float) -> float:
 def head_bytes(path: str, offset: int, start: bytes | memoryview) -> int:
     """Size of the head whose first 24 bytes (or all the rest of the file) are `start`; CRC not checked."""
     if len(start) < RECORD.size:
-        raise damaged(
-            path, offset, f"{len(start)} bytes are left", f"a record head takes at least {RECORD.size}"
-        )
+        raise damaged(path, offset, f"{len(start)} bytes are left", f"a record head takes at least {RECORD.size}")
     _, num_samples, key_size, flags, zero = RECORD.unpack(start[: RECORD.size])
     in_range = 1 <= num_samples <= MAX_SAMPLES and key_size >= 1 and flags <= (_HAS_GAIN | _HAS_META)
     if not in_range or zero:

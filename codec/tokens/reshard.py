@@ -68,9 +68,7 @@ def split(
     """
     with TokenStore(source) as store:
         if not 1 <= num_shards <= len(store):
-            raise InputError(
-                f"num_shards is {num_shards}; the store has {len(store)} items; give 1 to as many"
-            )
+            raise InputError(f"num_shards is {num_shards}; the store has {len(store)} items; give 1 to as many")
         # Item i goes where the middle of its frames lies, but no shard stays empty.
         frames = store.num_frames
         middles = np.cumsum(frames) - frames / 2

@@ -95,9 +95,7 @@ class TokenStore:
         self._hash, self._order = first.hash, first.order
         if len(shards) > 1:
             hashes = np.concatenate([shard.hash for shard in shards])
-            orders = [
-                s.order.astype(np.int64) + start for s, start in zip(shards, self._starts, strict=False)
-            ]
+            orders = [s.order.astype(np.int64) + start for s, start in zip(shards, self._starts, strict=False)]
             by_hash = np.argsort(hashes, kind="stable")
             self._hash, self._order = hashes[by_hash], np.concatenate(orders)[by_hash]
         self._check_duplicates()
@@ -286,9 +284,7 @@ class TokenStore:
             tail = np.frombuffer(data, np.uint8, quantizers * run, full * stride).reshape(quantizers, run)
             out[:, full << 8 : num_frames] = unpack(tail, layout.bits, rest)
 
-    def read_batch(
-        self, excerpts: Iterable[tuple[str, int, int]], n_quantizers: int | None = None
-    ) -> PackedBatch:
+    def read_batch(self, excerpts: Iterable[tuple[str, int, int]], n_quantizers: int | None = None) -> PackedBatch:
         """Several excerpts as packed bytes: one range each, read at once.
 
         Args:
@@ -342,9 +338,7 @@ class TokenStore:
             codebook_size=self._header.spec.codebook_size,
         )
 
-    def _read_spans(
-        self, items: list[tuple[Shard, int]], begins: list[int], ends: list[int]
-    ) -> list[memoryview]:
+    def _read_spans(self, items: list[tuple[Shard, int]], begins: list[int], ends: list[int]) -> list[memoryview]:
         spans = list(zip(begins, ends, strict=True))
         if len(self._shards) == 1:
             return self._shards[0].file.read_many(spans)
@@ -374,9 +368,7 @@ class TokenStore:
         if n_quantizers is None:
             return stored
         if not 1 <= n_quantizers <= stored:
-            raise InputError(
-                f"n_quantizers is {n_quantizers}; the store holds {stored}; ask for 1 to {stored}"
-            )
+            raise InputError(f"n_quantizers is {n_quantizers}; the store holds {stored}; ask for 1 to {stored}")
         return index(n_quantizers)
 
     def _shard_of(self, number: int) -> tuple[Shard, int]:
@@ -396,18 +388,14 @@ class TokenStore:
         except UnicodeDecodeError as error:
             shard, item = self._shard_of(number)
             at = shard.head_span(item)[0]
-            raise damaged(
-                shard.path, at, f"the key of item {item} isn't UTF-8 ({error})", "keys are"
-            ) from error
+            raise damaged(shard.path, at, f"the key of item {item} isn't UTF-8 ({error})", "keys are") from error
 
     def _find(self, keys: Sequence[str]) -> tuple[list[int], list[int]]:
         """Each key's item number, -1 where there is none, and its CRC-32."""
         try:
             encoded = [key.encode() for key in keys]
         except (UnicodeEncodeError, AttributeError) as error:
-            raise InputError(
-                f"a key can't be looked up ({error}); keys are strings of valid Unicode"
-            ) from error
+            raise InputError(f"a key can't be looked up ({error}); keys are strings of valid Unicode") from error
         crcs = [crc32(key) for key in encoded]
         hashes, size = self._hash, len(self._hash)
         numbers = []

@@ -55,9 +55,7 @@ def verify_shard(shard: Shard, progress: Callable[[int], None] | None = None) ->
         count = max(1, int(np.searchsorted(ends, begin + _READ_BYTES, side="right")))
         data = shard.file.read(begin, int(ends[count - 1]))
         at = 0
-        for start, end in zip(
-            (starts[:count] - begin).tolist(), (ends[:count] - begin).tolist(), strict=True
-        ):
+        for start, end in zip((starts[:count] - begin).tolist(), (ends[:count] - begin).tolist(), strict=True):
             key = shard.key_bytes(item)
             key_crcs[item] = key_crc = crc32(key)
             name = bytes(key).decode(errors="replace")

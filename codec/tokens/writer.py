@@ -213,9 +213,7 @@ class TokenWriter:
         shard, item = store._item(key)
         differences = codec_differences(shard.header, self._header)
         if differences:
-            raise TokenFileError(
-                f"{shard.path}: differs from {self.path} in {differences}; decode and encode it"
-            )
+            raise TokenFileError(f"{shard.path}: differs from {self.path} in {differences}; decode and encode it")
         head = shard.head(item)
         self._start(key, head.num_samples, head.gain, parse_meta(shard.path, 0, head.meta))
         first, end = shard.span(item)
@@ -264,9 +262,7 @@ class TokenWriter:
                 "give the length of the wave that was encoded, and all of its frames"
             )
 
-    def _start(
-        self, key: str, num_samples: int, gain: float | None, meta: dict[str, Any] | None
-    ) -> RecordHead:
+    def _start(self, key: str, num_samples: int, gain: float | None, meta: dict[str, Any] | None) -> RecordHead:
         """Check what comes before an item's codes, and make sure that there is a file for it."""
         self._check_no_open_item()
         head = make_head(key, num_samples, gain, meta)

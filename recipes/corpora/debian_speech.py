@@ -236,9 +236,7 @@ MUSIC = (
         name="hyperrogue-music",
         root="usr/share/hyperrogue/music",
         suffixes=(".ogg",),
-        voice_of=artist(
-            ("hr3-*", "shawn-parrotte"), ("hr-domina-*", "lincoln-domina"), ("hr-savino-*", "will-savino")
-        ),
+        voice_of=artist(("hr3-*", "shawn-parrotte"), ("hr-domina-*", "lincoln-domina"), ("hr-savino-*", "will-savino")),
         source_prefix="music/",
     ),
     Package(
@@ -373,9 +371,7 @@ def licence_reader(package: Package, copyright_text: str) -> Callable[[PurePosix
 
     def licence_of(path: PurePosixPath) -> Licence:
         source = package.source_prefix + path.name
-        matching = [
-            licence for globs, licence in stanzas if any(fnmatch.fnmatchcase(source, glob) for glob in globs)
-        ]
+        matching = [licence for globs, licence in stanzas if any(fnmatch.fnmatchcase(source, glob) for glob in globs)]
         if not matching:
             raise CorpusError(
                 f"{package.name}: its copyright file names no licence for {source}, so it can't be used. "
@@ -547,17 +543,13 @@ def check_recordings(recordings: Sequence[Recording]) -> None:
     for path, count in Counter(item.path for item in recordings if not item.skip).items():
         if count > 1:
             sources = [item.package_path for item in recordings if item.path == path]
-            raise CorpusError(
-                f"{path} would be written from {count} sources ({', '.join(sources)}); name them apart"
-            )
+            raise CorpusError(f"{path} would be written from {count} sources ({', '.join(sources)}); name them apart")
     splits = defaultdict(set)
     for item in recordings:
         splits[item.voice.speaker].add(item.split)
     for speaker, found in splits.items():
         if len(found) > 1:
-            raise CorpusError(
-                f"speaker {speaker} is in {' and '.join(sorted(found))}; a speaker belongs to one split"
-            )
+            raise CorpusError(f"speaker {speaker} is in {' and '.join(sorted(found))}; a speaker belongs to one split")
 
 
 def convert(recording: Recording, folder: Path, *, mono: bool, force: bool) -> tuple[Entry, str] | Dropped:
@@ -640,9 +632,7 @@ def remove_strays(folder: Path, entries: Iterable[Entry], *, force: bool) -> Non
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of text with aligned columns; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
@@ -743,9 +733,7 @@ def default_cache() -> Path:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     option = parser.add_argument
     option("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where the corpus goes")
     option(

@@ -75,9 +75,7 @@ def russian(title: str, prompt: str, encoding: str, sample_rate: int = 16000) ->
 def prompt_clip(name: str, package: str, prompt: str, encoding: str, sample_rate: int) -> Clip:
     """A prompt, all of it; prompts are at 16 kHz."""
     resampled = None if sample_rate == 16000 else sample_rate
-    return Clip(
-        f"{name}_{sample_rate // 1000}k", ((package, f"{prompt}.g722"),), encoding, sample_rate=resampled
-    )
+    return Clip(f"{name}_{sample_rate // 1000}k", ((package, f"{prompt}.g722"),), encoding, sample_rate=resampled)
 
 
 def sample(
@@ -138,8 +136,7 @@ def notices(copyright_text: str, paths: Sequence[str]) -> list[str]:
     return [
         stanza
         for stanza, found in parsed
-        if found
-        and any(PurePosixPath(path).match(glob) for glob in found[0][0] if glob != "*" for path in paths)
+        if found and any(PurePosixPath(path).match(glob) for glob in found[0][0] if glob != "*" for path in paths)
     ]
 
 
@@ -163,9 +160,7 @@ def source_lines(package: str, file: str, unpack: Callable[[str], Path]) -> list
     """Where a source is from, whose it is, and what it says."""
     entry = PACKAGES[package]
     tree = unpack(package)
-    licence = debian_speech.licence_reader(entry, debian_speech.read_copyright(entry, tree))(
-        PurePosixPath(file)
-    )
+    licence = debian_speech.licence_reader(entry, debian_speech.read_copyright(entry, tree))(PurePosixPath(file))
     lines = [
         f"- from Debian package {package}: `{entry.root}/{file}`",
         f"- copyright {licence.holders}; {licence.name}",
@@ -220,9 +215,7 @@ def make(folder: Path, unpack: Callable[[str], Path]) -> None:
 
 def main() -> int:
     """Run the script; 0 when all went well."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=HERE, metavar="FOLDER")
     parser.add_argument("--cache", type=Path, default=debian_speech.default_cache(), metavar="DIR")
     options = parser.parse_args()
