@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,7 +15,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from codec.errors import CodecError, ConfigError, InputError
 
@@ -149,7 +159,13 @@ def info(
     """Say what a token store, an audio file or a checkpoint holds."""
     target = Path(path)
     if target.suffix == ".ctok" or (target.is_dir() and any(target.glob("*.ctok"))):
-        facts = _store_facts(target)
+        from codec.tokens import TokenStore, summarise
+
+        summary = summarise(TokenStore(path))
+        facts = summary.to_dict()
+        if not as_json:
+            _print_summary(summary)
+            return
     elif target.is_file():
         from codec.audio import audio_info
 
@@ -158,43 +174,38 @@ def info(
         from codec.model import load_codec
 
         spec = load_codec(path).spec
-        facts = {
-            **spec.to_dict(),
-            "bitrate_bps": float(spec.bitrate_bps),
-            "frame_rate": float(spec.frame_rate),
-        }
+        facts = {**spec.to_dict(), "bitrate_bps": float(spec.bitrate_bps), "frame_rate": float(spec.frame_rate)}
     if as_json:
-        print(json.dumps(facts, default=str))
-        return
+        print(json.dumps(facts))
+    else:
+        _print_facts(facts)
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         out.print(f"{name:<{width}}  {shown}", markup=False)
 
 
-def _store_facts(path: Path) -> dict[str, Any]:
-    from codec.tokens import TokenStore
-
-    store = TokenStore(path)
-    spec = store.spec
-    seconds = int(store.num_samples.sum()) / spec.sample_rate
-    num_bytes = store.num_bytes
-    pcm = int(store.num_samples.sum()) * 2 * spec.channels
-    return {
-        "codec": spec.name,
-        "weights_hash": spec.weights_hash,
-        "items": len(store),
-        "hours": round(seconds / 3600, 4),
-        "bytes": num_bytes,
-        "bits_per_second": round(num_bytes * 8 / seconds, 1) if seconds else 0.0,
-        "times_smaller_than_pcm16": round(pcm / num_bytes, 1),
-        "quantizers": store.n_quantizers,
-        "codebook_size": spec.codebook_size,
-        "sample_rate": spec.sample_rate,
-        "hop_length": spec.hop_length,
-        "shortest_seconds": round(int(store.num_samples.min()) / spec.sample_rate, 3) if len(store) else 0.0,
-        "longest_seconds": round(int(store.num_samples.max()) / spec.sample_rate, 3) if len(store) else 0.0,
-    }
+def _print_summary(summary: Any) -> None:
+    s = summary
+    _print_facts(
+        {
+            "codec": f"{s.codec} ({s.weights_hash[:12]}), {s.sample_rate:,} Hz, {s.hop_length} samples per frame",
+            "codebooks": f"{s.num_quantizers_stored} of {s.num_quantizers_codec}, {s.codebook_size:,} entries each",
+            "items": f"{s.num_items:,} in {s.num_shards} shards, {_duration(s.hours * 3600)}",
+            "size": f"{_size(s.num_bytes)}, {s.bits_per_second:,.0f} bits per second, "
+            f"{s.times_smaller_than_pcm16:.1f} × smaller than 16-bit PCM",
+        }
+    )
+    most = max((count for _, count in s.lengths), default=0)
+    out.print("lengths")
+    for low, count in s.lengths:
+        out.print(f"  from {low:>6g} s  {count:>11,}  {'█' * max(1, 40 * count // most)}", markup=False)
+    out.print(f"codebook usage, from {s.num_items_sampled:,} items")
+    for level, usage in enumerate(s.usage):
+        out.print(f"  {level:>2}  {usage.used_entries:>6,} entries used, {usage.entropy_bits:.2f} bits", markup=False)
 
 
 @app.command()
@@ -202,15 +213,84 @@ def verify(store: Store, as_json: AsJson = False) -> None:
     """Check every checksum of a token store; exit code 1 and the places if anything is damaged."""
     from codec.tokens import TokenStore
 
-    problems = [asdict(problem) for problem in TokenStore(store).verify()]
+    tokens = TokenStore(store)
+    columns = [TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    with _bar(*columns, hidden=as_json) as bar:
+        task = bar.add_task("", total=tokens.num_bytes)
+        problems = [asdict(problem) for problem in tokens.verify(lambda size: bar.advance(task, size))]
     if as_json:
         print(json.dumps(problems))
     elif not problems:
-        out.print(f"{store}: every checksum is right")
+        out.print(f"{store}: every checksum of {len(tokens):,} items is right")
     for problem in [] if as_json else problems:
-        errors.print(problem["message"])
+        errors.print(problem["message"], markup=False)
     if problems:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def merge(
+    stores: Annotated[list[Path], typer.Argument(help="Token files and folders of them.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .ctok file to write.", show_default=False)],
+    resume: Annotated[bool, typer.Option(help="Go on where an interrupted run stopped.")] = False,
+    force: Force = False,
+) -> None:
+    """Join token files into one, without touching the codes."""
+    from codec.tokens import TokenStore, merge
+
+    paths = [path for store in stores for path in TokenStore(store).paths]
+    with _progress("merging", "items") as update:
+        merge(paths, output, resume=resume, force=force, progress=_counted(update, len(TokenStore(paths))))
+    out.print(f"{output}: {len(TokenStore(output)):,} items of {len(paths)} shards, {_size(output.stat().st_size)}")
+
+
+@app.command()
+def split(
+    store: Store,
+    output: Annotated[Path, typer.Option("-o", "--output-folder", help="Folder to write.", show_default=False)],
+    shards: Annotated[int, typer.Option(help="How many.", show_default=False)],
+    resume: Annotated[bool, typer.Option(help="Go on where an interrupted run stopped.")] = False,
+    force: Force = False,
+) -> None:
+    """Cut a token store into shards of about equal duration, without touching the codes."""
+    from codec.tokens import TokenStore, split
+
+    with _progress("splitting", "items") as update:
+        progress = _counted(update, len(TokenStore(store)))
+        paths = split(store, output, shards, resume=resume, force=force, progress=progress)
+    out.print(f"{output}: {len(TokenStore(output)):,} items in {len(paths)} shards")
+
+
+@app.command()
+def export(
+    store: Store,
+    key: Annotated[str, typer.Option(help="The item.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .npz file to write.", show_default=False)],
+    start_frame: Annotated[int, typer.Option(help="First frame.")] = 0,
+    num_frames: Annotated[int | None, typer.Option(help="Frames; to the end if not given.")] = None,
+    force: Force = False,
+) -> None:
+    """Write one item's codes as a NumPy .npz: codes [K, T], num_samples, gain, meta (JSON) and the codec (JSON)."""
+    import numpy as np
+
+    from codec.tokens import TokenStore
+
+    if output.exists() and not force:
+        raise InputError(f"{output} exists; give another path, or --force to replace it")
+    tokens = TokenStore(store)
+    facts = tokens.info(key)
+    codes = tokens.read(key, start_frame, num_frames)
+    with output.open("wb") as file:
+        np.savez(
+            file,
+            codes=codes,
+            start_frame=start_frame,
+            num_samples=facts.num_samples,
+            gain=np.nan if facts.gain is None else facts.gain,
+            meta=json.dumps(facts.meta),
+            codec=json.dumps(tokens.spec.to_dict()),
+        )
+    out.print(f"{output}: codes [{codes.shape[0]}, {codes.shape[1]}] of {key}", markup=False)
 
 
 @app.command()
@@ -282,8 +362,12 @@ def _load(name: str, device: str) -> Any:
         raise InputError(f"device {device!r} can't be used ({error}); pass --device cpu") from error
 
 
+def _bar(*columns: ProgressColumn, hidden: bool) -> Progress:
+    return Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True)
+
+
 @contextmanager
-def _progress(title: str, unit: str, *, hidden: bool) -> Iterator[Any]:
+def _progress(title: str, unit: str, *, hidden: bool = False) -> Iterator[Any]:
     """A bar with files, × real time and an estimate; yields `update(done, total, audio_seconds)`."""
     started = time.monotonic()
     columns = [
@@ -293,12 +377,15 @@ def _progress(title: str, unit: str, *, hidden: bool) -> Iterator[Any]:
         TextColumn(unit + "  {task.fields[rate]}"),
         TimeRemainingColumn(),
     ]
-    with Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
+    with _bar(*columns, hidden=hidden) as bar:
         task = bar.add_task(title, total=None, rate="")
 
-        def update(done: int, total: int, audio_seconds: float) -> None:
-            speed = audio_seconds / max(time.monotonic() - started, 1e-9)
-            bar.update(task, completed=done, total=total, rate=f"{speed:.0f} × real time")
+        def update(done: int, total: int, audio_seconds: float | None = None) -> None:
+            elapsed = max(time.monotonic() - started, 1e-9)
+            rate = (
+                f"{done / elapsed:.0f} per s" if audio_seconds is None else f"{audio_seconds / elapsed:.0f} × real time"
+            )
+            bar.update(task, completed=done, total=total, rate=rate)
 
         yield update
 
@@ -307,6 +394,17 @@ def _print_speed(report: Any) -> None:
     if report.audio_seconds:
         rate = report.audio_seconds / max(report.elapsed_seconds, 1e-9)
         out.print(f"  {report.elapsed_seconds:.1f} s, {rate:.0f} × real time")
+
+
+def _counted(update: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """A callback that hears of items done since its last call."""
+    done = itertools.count(1)
+
+    def progress(count: int) -> None:
+        for _ in range(count):
+            update(next(done), total)
+
+    return progress
 
 
 def _duration(seconds: float) -> str:

@@ -377,6 +377,13 @@ def test_a_vorbis_file_with_wrong_positions_is_not_sought(made, whole, tmp_path)
         assert torch.equal(excerpt, wave[:, start:])
 
 
+def test_an_ogg_file_that_promises_forever_does_not_take_it(tmp_path):
+    soundfile.write(tmp_path / "x.ogg", voice(120000, 44100, 2), 44100)
+    data = with_moved_positions((tmp_path / "x.ogg").read_bytes(), 2**60)
+    with pytest.raises(AudioFileError, match=r"its audio ends at sample \d+, \d+ were expected"):
+        read_audio(data)
+
+
 def test_a_hole_in_an_ogg_file_is_noticed(made):
     data = bytearray((made / "mono.ogg").read_bytes())
     data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)

@@ -52,11 +52,13 @@ def test_files_to_tokens_to_waves_and_mels(run, tmp_path, checkpoint, corpus):
 
     code, out, _ = run("info", store, "--json")
     facts = json.loads(out)
-    assert (code, facts["items"], facts["quantizers"], facts["codec"]) == (0, 2, 4, "small")
-    assert facts["bytes"] == store.stat().st_size
+    assert (code, facts["num_items"], facts["num_quantizers_stored"], facts["codec"]) == (0, 2, 4, "small")
+    assert facts["num_bytes"] == store.stat().st_size
+    code, out, _ = run("info", store)
+    assert (code, "2 in 1 shards, 9.2 s" in out, "entries used" in out) == (0, True, True)
 
     code, out, _ = run("verify", store)
-    assert (code, "every checksum is right" in out) == (0, True)
+    assert (code, "every checksum of 2 items is right" in out) == (0, True)
 
     code, out, _ = run("decode", store, "-o", tmp_path / "waves", "--codec", checkpoint)
     assert (code, "2 items" in out) == (0, True)
@@ -67,6 +69,29 @@ def test_files_to_tokens_to_waves_and_mels(run, tmp_path, checkpoint, corpus):
     assert (code, json.loads(out)["num_items"]) == (0, 2)
     mel = np.load(tmp_path / "mels" / (PROMPTS[0].removesuffix(".wav") + ".npy"))
     assert mel.shape == (80, -(-original.frames // 160))
+
+
+def test_stores_are_merged_split_and_exported(run, tmp_path, checkpoint, corpus):
+    store = tmp_path / "store.ctok"
+    run("encode", corpus, "-o", store, "--codec", checkpoint)
+    code, out, _ = run("split", store, "-o", tmp_path / "parts", "--shards", "2")
+    assert (code, "2 items in 2 shards" in out) == (0, True)
+    code, out, _ = run("merge", tmp_path / "parts", "-o", tmp_path / "again.ctok")
+    assert (code, "2 items of 2 shards" in out) == (0, True)
+    assert (tmp_path / "again.ctok").read_bytes() == store.read_bytes()
+    code, _, err = run("merge", tmp_path / "parts", "-o", tmp_path / "again.ctok")
+    assert (code, "exists" in err) == (2, True)
+
+    target = tmp_path / "item.npz"
+    code, out, _ = run("export", store, "--key", PROMPTS[0], "-o", target, "--start-frame", "3", "--num-frames", "20")
+    assert (code, "codes [4, 20]" in out) == (0, True)
+    arrays = np.load(target)
+    assert np.array_equal(arrays["codes"], codec.TokenStore(store).read(PROMPTS[0], 3, 20))
+    assert json.loads(str(arrays["codec"]))["name"] == "small"
+    code, _, err = run("export", store, "--key", "nonesuch", "-o", tmp_path / "x.npz")
+    assert (code, "no item 'nonesuch'" in err) == (2, True)
+    code, _, err = run("export", store, "--key", PROMPTS[0], "-o", target)
+    assert (code, "exists" in err) == (2, True)
 
 
 def test_encode_keeps_what_is_there(run, tmp_path, checkpoint, corpus):
@@ -166,7 +191,7 @@ def test_errors_are_one_line_and_an_exit_code(run, tmp_path, monkeypatch, checkp
 def test_help_names_every_verb(run):
     code, out, _ = run("--help")
     assert code == 0
-    for verb in ("encode", "decode", "info", "verify", "features", "train"):
+    for verb in ["encode", "decode", "info", "verify", "merge", "split", "export", "features", "train"]:
         assert verb in out
         assert run(verb, "--help")[0] == 0
 

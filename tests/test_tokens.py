@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -143,6 +144,7 @@ def test_more_meta_fields_than_columns(tmp_path: Path) -> None:
     assert store.meta_column("field 63").tolist() == [0, None, 2]
     assert store.meta_column("field 69").tolist() == [0, None, 2]
     assert store.info("2").meta["field 69"] == 2
+    assert len(store._shards[0].meta_fields) == 64
     assert not list(store.verify())
 
 
@@ -201,6 +203,12 @@ def test_packed_layout_is_as_documented(tmp_path: Path, n_quantizers: int | None
             for t in {0, 1, 5, 6, length // 2, length - 1} & set(range(length)):
                 assert unpack_by_the_docstring(batch, i, k, t) == items[key][k, start + t] == rows[i, k, t]
     assert repr(batch).startswith(f"PackedBatch(5 excerpts of up to 300 frames, {n_quantizers or 8} x ")
+
+
+def test_prefix_leaves_the_rest_behind(store: TokenStore) -> None:
+    run, short_run, spare = 320, 305, 8
+    assert store.read_batch([("item 500", 10, 300)], 3).data.nbytes == 3 * run + 3 * short_run + spare
+    assert store.read_batch([("item 500", 10, 300)]).data.nbytes == 8 * run + 8 * short_run + 2 * 4 + spare
 
 
 def test_empty_batch(store: TokenStore) -> None:
@@ -326,6 +334,26 @@ def test_key_in_two_shards(tmp_path: Path) -> None:
         TokenStore(tmp_path)
 
 
+def test_keys_of_equal_hash(tmp_path: Path) -> None:
+    twins = ("plumless", "buckeroo")
+    assert crc32(b"plumless") == crc32(b"buckeroo")
+    with TokenWriter(tmp_path / "a.ctok", SPEC) as writer:
+        writer.add("plumless", ITEMS["item 7"], num_samples=7 * 320)
+    with TokenStore(tmp_path) as store:
+        assert "buckeroo" not in store
+        with pytest.raises(InputError, match="no item 'buckeroo'"):
+            store.read("buckeroo")
+    with TokenWriter(tmp_path / "a.ctok", SPEC, resume=True) as writer:
+        writer.add("buckeroo", ITEMS["item 1"], num_samples=1)
+    with TokenStore(tmp_path) as store:
+        for key, item in zip(twins, ("item 7", "item 1"), strict=True):
+            np.testing.assert_array_equal(store.read(key), ITEMS[item])
+    with TokenWriter(tmp_path / "b.ctok", SPEC) as writer:
+        writer.add("buckeroo", ITEMS["item 1"], num_samples=1)
+    with pytest.raises(TokenFileError, match=r"b\.ctok: key 'buckeroo' is in .*a\.ctok already"):
+        TokenStore(tmp_path)
+
+
 def test_shards_of_different_codecs(tmp_path: Path) -> None:
     for name, spec in (("a", SPEC), ("b", make_spec(weights_hash="decade"))):
         with TokenWriter(tmp_path / f"{name}.ctok", spec) as writer:
@@ -341,7 +369,12 @@ def test_merge_and_split(shard: Path, tmp_path: Path) -> None:
     assert list(TokenStore(tmp_path / "parts").keys()) == list(ITEMS)
     merge(tmp_path / "parts", tmp_path / "again.ctok")
     assert (tmp_path / "again.ctok").read_bytes() == shard.read_bytes()
-    assert len(split(shard, tmp_path / "most", len(ITEMS))) == len(ITEMS)
+    assert [len(TokenStore(path)) for path in split(shard, tmp_path / "most", len(ITEMS))] == [1] * len(ITEMS)
+    with TokenWriter(tmp_path / "long first.ctok", SPEC) as writer:
+        for n in (1000, 1, 7, 255):
+            writer.add(str(n), ITEMS[f"item {n}"], num_samples=n * 320)
+    parts = split(tmp_path / "long first.ctok", tmp_path / "uneven", 3)
+    assert [list(TokenStore(part).keys()) for part in parts] == [["1000"], ["1"], ["7", "255"]]
     with pytest.raises(InputError, match="num_shards is 9; the store has 8 items"):
         split(shard, tmp_path / "more", 9)
     with pytest.raises(InputError, match="exists"):

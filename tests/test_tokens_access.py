@@ -206,6 +206,7 @@ def server(folder: Path) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
 def test_http_store_costs_one_range_per_excerpt(server: tuple[str, list[tuple[str, str | None]]]) -> None:
     url, requests = server
     store = TokenStore([f"{url}/a.ctok", f"{url}/b.ctok"])
+    assert len(requests) == 2 * 2  # header and tail
     assert all(span for _, span in requests)
     requests.clear()
     np.testing.assert_array_equal(store.read("item 3000", 1030, 100), ITEMS["item 3000"][:, 1030:1130])
@@ -224,6 +225,20 @@ def test_http_store_costs_one_range_per_excerpt(server: tuple[str, list[tuple[st
     check(store)
     with pytest.raises(TokenFileError, match=r"c\.ctok: can't be opened"):
         TokenStore(f"{url}/c.ctok")
+
+
+def test_large_remote_index_comes_in_one_request(
+    server: tuple[str, list[tuple[str, str | None]]], folder: Path
+) -> None:
+    url, requests = server
+    with TokenWriter(folder / "many.bin", SPEC) as writer:
+        for i in range(3000):
+            writer.add(f"a rather long key {i}", ITEMS["item 3"], num_samples=960)
+    store = TokenStore([f"{url}/many.bin"])
+    assert len(requests) == 3  # header, tail, index
+    requests.clear()
+    np.testing.assert_array_equal(store.read("a rather long key 2999"), ITEMS["item 3"])
+    assert len(requests) == 1
 
 
 def test_http_store_after_fork(server: tuple[str, list[tuple[str, str | None]]]) -> None:

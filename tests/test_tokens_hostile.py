@@ -206,7 +206,7 @@ def with_header(change: Callable[[dict[str, Any]], Any], version: int = 1) -> Ca
     return apply
 
 
-def put(index: int, value: int) -> Callable[[np.ndarray], None]:
+def put(index: int, value: float) -> Callable[[np.ndarray], None]:
     return lambda values: values.__setitem__(index, value)
 
 
@@ -392,6 +392,18 @@ def test_wrong_hashes_are_found(two_keys: bytes, tmp_path: Path) -> None:
     path.write_bytes(with_column("hash", put(0, 1), "u4")(two_keys))
     with TokenStore(path) as store:
         assert ["1 hashes aren't those of their keys" in problem.message for problem in store.verify()] == [True]
+
+
+def test_index_that_contradicts_the_records(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "contradiction.ctok"
+    for name, value in (("gain", 3.0), ("num_samples", 300 * 320 - 1)):
+        dtype = "f4" if name == "gain" else "u4"
+        path.write_bytes(with_column(name, put(1, value), dtype)(good))
+        with TokenStore(path) as store:
+            problems = list(store.verify())
+        assert [(problem.key, problem.block) for problem in problems] == [("speaker 0/item 300", None)]
+        assert "the record is RecordHead(" in problems[0].message
+        assert "the index has b'speaker 0/item 300'" in problems[0].message
 
 
 def test_key_that_is_no_text(two_keys: bytes, tmp_path: Path) -> None:

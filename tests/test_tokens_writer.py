@@ -17,6 +17,7 @@ from test_tokens import make_spec, random_codes
 
 from codec.errors import InputError, TokenFileError
 from codec.tokens import TokenStore, TokenWriter, merge
+from codec.tokens.files import claim
 
 SPEC = make_spec(4, 512)
 ITEMS = {f"item {n}": random_codes(SPEC, n, n) for n in (3, 256, 700, 20, 300)}
@@ -143,6 +144,21 @@ def test_two_writers_that_resume_a_finished_shard(tmp_path: Path) -> None:
     assert list(TokenStore(path).keys()) == [*ITEMS, "more"]
 
 
+def test_faster_writer_is_not_overwritten(tmp_path: Path) -> None:
+    """Another process makes the file while this one prepares its own."""
+    path = tmp_path / "a"
+
+    def make(whole: str) -> None:
+        path.write_text("another's")
+        Path(whole).write_text("mine")
+
+    fd, new = claim(str(path), make)
+    os.close(fd)
+    assert not new
+    assert path.read_text() == "another's"
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_closed_writer(tmp_path: Path) -> None:
     writer = TokenWriter(tmp_path / "a.ctok", SPEC)
     writer.close()
@@ -183,7 +199,12 @@ def test_resume_from_every_torn_length(tmp_path: Path, undisturbed: bytes) -> No
     """A file cut anywhere, followed by junk or not, resumes to the undisturbed bytes."""
     path = tmp_path / "a.ctok"
     header = 24 + int.from_bytes(undisturbed[12:16], "little")
-    for size in [*range(header, len(undisturbed), 61), len(undisturbed)]:
+    path.write_bytes(undisturbed)
+    with TokenStore(path) as store:
+        shard = store._shards[0]
+        edges = [edge for item in range(len(store)) for edge in range(*shard.span(item), shard.layout.block_stride)]
+        edges += [shard.span(item)[1] for item in range(len(store))]
+    for size in [*range(header, len(undisturbed), 61), *edges, len(undisturbed)]:
         path.unlink(missing_ok=True)
         unfinished(path).write_bytes(undisturbed[:size] + b"\x01junk" * (size % 3))
         write(path, resume=True)
@@ -275,6 +296,7 @@ folder, mode, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.
 spec = CodecSpec("kill", "0", 16000, 320, 1, 4, 512, (0, 0), (0, 0))
 rng = np.random.default_rng(seed)
 lengths = rng.integers(1, 900, 6 if mode == "calls" else 60)
+lengths[1] = 1  # streamed, and whole after its first block
 items = {f"item {i}": rng.integers(0, 512, (4, n)) for i, n in enumerate(lengths)}
 path = os.path.join(folder, "a.ctok")
 

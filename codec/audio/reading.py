@@ -305,23 +305,23 @@ class _SoundFileReader:
 
     def _check_ogg(self, subtype: str, sample_rate: int, num_samples: int) -> None:
         """Finds what libsndfile passes over: pages with wrong checksums at the beginning and at the end."""
-        first, last = first_ogg_pages(self._source), last_ogg_pages(self._source)[-1]
-        expected = last.granule
+        last = last_ogg_pages(self._source)[-1:]
+        if self._allow_truncated or not last:
+            return
+        expected = last[0].granule
         if subtype == "OPUS":
             expected = opus_samples(self._source, expected, sample_rate) - 1
-        if expected <= num_samples or self._allow_truncated:
-            return
-        for page in (*first, last):
+        for page in (*first_ogg_pages(self._source), *last) if expected > num_samples else ():
             if ogg_damaged(self._source, page):
                 raise AudioFileError(
-                    f"{self._source.name}: is damaged: the checksum of its page at byte {page.offset} is wrong; {_SALVAGE}"
+                    f"{self._source.name}: is damaged: its page at byte {page.offset} has a wrong checksum; {_SALVAGE}"
                 )
 
     def _vorbis_limit(self, sample_rate: int) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
         first = [page.granule for page in first_ogg_pages(self._source) if page.granule != -1]
         last = [page.granule for page in last_ogg_pages(self._source) if page.granule != -1]
-        if len(last) < 2 or first != sorted(first) or first[0] < 0:
+        if len(last) < 2 or first != sorted(first) or min(first, default=-1) < 0:
             return 0
         limit = last[-2] - _VORBIS_BLOCK
         # Beyond the 2 s that libsndfile decodes instead of seeking, and where it isn't silent.
@@ -331,6 +331,8 @@ class _SoundFileReader:
                 pass
             while position < limit:
                 samples = next(self._blocks(file, _VORBIS_BLOCK, "float32"))
+                if not len(samples):
+                    return 0
                 if samples.any():
                     break
                 position += _VORBIS_BLOCK

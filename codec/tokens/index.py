@@ -160,7 +160,7 @@ class Shard:
         size = header_bytes(self.path, start, file.size)
         self.header: Header = parse_header(self.path, start[:size] if size <= len(start) else file.read(0, size))
         self.layout: BlockLayout = self.header.layout
-        footer_bytes = file.read(file.size - FOOTER.size, file.size)
+        footer_bytes = self._range(file.size - FOOTER.size, file.size)
         self.footer: Footer = parse_footer(self.path, file.size, footer_bytes)
         self.fingerprint = bytes(footer_bytes)
         self._parse_directory()

@@ -53,12 +53,9 @@ def pack(codes: npt.NDArray[np.integer], bits: int) -> Bytes:
     two = two.reshape(-1, 2)
     four = (two[:, 0] | (two[:, 1] << np.uint64(2 * bits))).reshape(-1, 2)
     words = np.zeros((len(four), 1 if bits <= 8 else 2), "<u8")
-    if bits == 16:  # numpy leaves shifts by 64 undefined
-        words[:] = four
-    else:
-        words[:, 0] = four[:, 0] | (four[:, 1] << np.uint64(4 * bits))
-        if bits > 8:
-            words[:, 1] = four[:, 1] >> np.uint64(64 - 4 * bits)
+    words[:, 0] = four[:, 0] | (four[:, 1] << np.uint64(4 * bits))  # numpy shifts by 64 to zero
+    if bits > 8:
+        words[:, 1] = four[:, 1] >> np.uint64(64 - 4 * bits)
     packed = np.ascontiguousarray(words.view(np.uint8)[:, :bits]).reshape(*rows, groups * bits)
     return packed[..., : packed_bytes(n, bits)]
 
