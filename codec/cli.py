@@ -26,7 +26,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from codec.errors import CodecError, ConfigError, InputError
+from codec.errors import CheckpointError, CodecError, ConfigError, InputError
 
 app = typer.Typer(
     help="A neural audio codec toolkit: audio files to compact token files, and back to waveforms or mels.",
@@ -135,7 +135,12 @@ def decode(
     from codec.tokens import TokenStore
 
     tokens = TokenStore(store)
-    model = _load(codec or tokens.spec.name, device)
+    try:
+        model = _load(codec or tokens.spec.name, device)
+    except CheckpointError as error:
+        if codec is not None:
+            raise
+        raise CheckpointError(f"{store} is of codec {tokens.spec.name!r}; pass --codec FOLDER ({error})") from error
     with _progress("decoding", "items", hidden=as_json) as update:
         report = decode_store(
             model, tokens, output, kind.value, n_quantizers=quantizers, force=force, on_progress=update

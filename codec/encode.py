@@ -99,6 +99,8 @@ def encode_corpus(
     """
     if codec.spec.channels != 1:
         raise InputError(f"{codec.spec.name} has {codec.spec.channels} channels; encode_corpus handles mono codecs")
+    if Path(store).suffix != ".ctok":
+        raise InputError(f"{store}: a token file's name ends in .ctok; write to {Path(store).with_suffix('.ctok')}")
     started = time.monotonic()
     report = EncodeReport()
     found = find_audio(inputs)

@@ -140,6 +140,12 @@ def test_decoding_with_other_weights_is_refused(run, tmp_path, checkpoint, corpu
     assert not (tmp_path / "waves").exists()
 
 
+def test_a_store_of_ones_own_codec_says_what_to_pass(run, tmp_path, checkpoint, corpus):
+    run("encode", corpus, "-o", tmp_path / "x.ctok", "--codec", checkpoint)
+    code, _, err = run("decode", tmp_path / "x.ctok", "-o", tmp_path / "waves")
+    assert (code, "is of codec 'small'; pass --codec FOLDER" in err) == (1, True)
+
+
 def test_features(run, tmp_path, corpus):
     code, out, _ = run("features", corpus, "-o", tmp_path / "mel", "--preset", "whisper")
     assert (code, "2 files" in out) == (0, True)
@@ -170,6 +176,7 @@ def test_info_on_audio_and_on_a_checkpoint(run, checkpoint):
             ("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--device", "tpu"),
             "pass --device cpu",
         ),
+        (("encode", "{corpus}", "-o", "tokens", "--codec", "{checkpoint}"), "write to tokens.ctok"),
         (("info", "nowhere.ctok"), "nowhere.ctok"),
         (("verify", "{corpus}"), "corpus"),
         (("train", "nowhere.yaml"), "nowhere.yaml: can't be read"),
