@@ -280,6 +280,7 @@ def test_an_mp3_without_xing_header_comes_back_whole(without_xing, whole):
 
 def test_mp3_tags_and_joined_files(made, without_xing, whole):
     data = (made / "mono16.mp3").read_bytes()
+    assert mpeg.scan(data).num_frames == mpeg.xing_claim(data, *mpeg.find_frame(data, 0))[0]
     cover = b"ID3\x04\x00\x00" + bytes([0, 18, 0, 0]) + b"\xff\xfb\x90\x00" * (18 << 12)
     tagged = cover + data + b"TAG" + bytes(125)
     assert torch.equal(read_audio(tagged)[0], whole("mono16.mp3"))
@@ -417,6 +418,13 @@ def test_a_flac_that_claims_the_moon_costs_nothing(made):
     data[21] |= 0x0F
     data[22:26] = b"\xff" * 4
     with pytest.raises(AudioFileError, match=r"cut or damaged|ends at sample"):
+        read_audio(bytes(data))
+
+
+def test_a_chunk_of_negative_length(made):
+    data = bytearray((made / "alac.caf").read_bytes())
+    struct.pack_into(">q", data, 12, -(2**62))
+    with pytest.raises(AudioFileError, match=r"is cut: its chunk at byte 8 claims -4611686018427387904 bytes"):
         read_audio(bytes(data))
 
 
@@ -675,6 +683,11 @@ def test_resampled_lengths(num_samples, rates):
     wave = resample(torch.randn(2, num_samples), *rates)
     assert wave.shape == (2, resampled_length(num_samples, *rates))
     assert wave.isfinite().all()
+
+
+def test_resampled_lengths_do_not_round():
+    num_samples = next(n for n in range(10**6, 2 * 10**6) if n * 160 % 441 == 1)
+    assert resample(torch.zeros(num_samples), 44100, 16000).shape == (num_samples * 160 // 441 + 1,)
 
 
 def test_resampling_in_chunks(monkeypatch):

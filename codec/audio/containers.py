@@ -95,6 +95,8 @@ def _missing_chunk(source: ByteSource, container: str) -> str | None:
         name, size = struct.unpack((">" if big else "<") + header, raw)
         if name == b"ds64":
             data_size_64 = struct.unpack("<Q", source.read_at(offset + 16, 8).ljust(8, b"\0"))[0]
+        if size < 0 and (name, size) != (b"data", -1):
+            return f"its chunk at byte {offset} claims {size} bytes"
         if name in (b"data", b"SSND"):
             start = offset + size_format
             if name == b"data" and data_size_64 is not None and size == 0xFFFFFFFF:
