@@ -228,6 +228,7 @@ def decode_store(
             rows = [_decode_alone(decoder, tokens, excerpt) for _, excerpt, _ in excerpts]
         for (item, excerpt, is_last), row in zip(excerpts, rows, strict=True):
             if isinstance(row, TokenFileError):
+                pieces = []
                 if not report.failures or report.failures[-1]["key"] != excerpt.key:
                     report.failures.append({"key": excerpt.key, "error": str(row)})
                 continue

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from codec.audio import find_audio
-from codec.errors import CodecError, InputError
+from codec.errors import AudioFileError, CodecError, InputError
 from codec.model import Codec
 from codec.sources import AudioFiles, Excerpt
 from codec.tokens import TokenWriter
@@ -61,6 +61,7 @@ class _Item:
     path: Path
     source: AudioFiles | None = None
     num_samples: int = 0
+    num_bytes: int = 0
     wave: Tensor | None = None  # [C, N]; None for a long item, which is read in pieces
     error: CodecError | None = None
 
@@ -117,7 +118,7 @@ def encode_corpus(
                     continue
                 report.num_items += 1
                 report.audio_seconds += item.num_samples / codec.spec.sample_rate
-                report.source_bytes += item.path.stat().st_size
+                report.source_bytes += item.num_bytes
             if on_progress is not None:
                 done = report.num_skipped + report.num_items + len(report.failures)
                 on_progress(done, len(found), report.audio_seconds)
@@ -141,10 +142,11 @@ def _read(key: str, path: Path, sample_rate: int) -> _Item:
     try:
         item.source = AudioFiles({key: path}, sample_rate=sample_rate)
         item.num_samples = int(item.source.lengths()[0])
+        item.num_bytes = path.stat().st_size
         if item.num_samples <= LONG_SECONDS * sample_rate:
             item.wave = item.source.get([Excerpt(key, 0, item.num_samples)])[0]
-    except CodecError as error:
-        item.error = error
+    except Exception as error:  # whatever a decoder makes of someone's file is that file's failure, not the run's
+        item.error = error if isinstance(error, CodecError) else AudioFileError(f"{path}: {error!r}")
     return item
 
 

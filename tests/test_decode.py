@@ -167,6 +167,21 @@ def test_a_damaged_item_is_reported_and_the_others_are_decoded(tmp_path, lookahe
     assert sorted(p.name for p in (tmp_path / "out").rglob("*.wav")) == ["a.wav", "b.wav", "c.wav", "e.wav"]
 
 
+def test_a_damaged_end_leaves_nothing_in_the_next_item(tmp_path, lookahead_codec):
+    path = tmp_path / "x.ctok"
+    store = make_store(path, lookahead_codec)
+    expected = {name: store.info(key).num_samples for name, key in (("a", "a.wav"), ("c", "c"), ("e", "e"))}
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"b.flac") + 2 * (4 * 5 * 32 + 4) + 40] ^= 0x10  # its third block: the last chunk only
+    path.write_bytes(data)
+    report = decode_store(lookahead_codec, TokenStore(path), tmp_path / "out", batch_frames=2000)
+    assert [failure["key"] for failure in report.failures] == ["b.flac"]
+    assert not (tmp_path / "out" / "b.wav").exists()
+    for name, num_samples in expected.items():
+        assert read_audio(tmp_path / "out" / f"{name}.wav")[0].shape[1] == num_samples
+
+
 @pytest.mark.cuda
 def test_cuda_unpacks_and_decodes_what_the_cpu_does(tmp_path, stores, lookahead_codec, cuda):
     from codec.model import load_codec

@@ -341,13 +341,16 @@ def test_keys_of_equal_hash(tmp_path: Path) -> None:
         writer.add("plumless", ITEMS["item 7"], num_samples=7 * 320)
     with TokenStore(tmp_path) as store:
         assert "buckeroo" not in store
-        with pytest.raises(InputError, match="no item 'buckeroo'"):
-            store.read("buckeroo")
+        for call in (store.read, lambda key: store.read_batch([("plumless", 0, 1), (key, 0, 1)])):
+            with pytest.raises(InputError, match="no item 'buckeroo'"):
+                call("buckeroo")
     with TokenWriter(tmp_path / "a.ctok", SPEC, resume=True) as writer:
         writer.add("buckeroo", ITEMS["item 1"], num_samples=1)
     with TokenStore(tmp_path) as store:
         for key, item in zip(twins, ("item 7", "item 1"), strict=True):
             np.testing.assert_array_equal(store.read(key), ITEMS[item])
+        codes, _ = store.read_batch([(key, 0, 1) for key in twins]).unpack()
+        np.testing.assert_array_equal(codes, np.stack([ITEMS["item 7"][:, :1], ITEMS["item 1"]]))
     with TokenWriter(tmp_path / "b.ctok", SPEC) as writer:
         writer.add("buckeroo", ITEMS["item 1"], num_samples=1)
     with pytest.raises(TokenFileError, match=r"b\.ctok: key 'buckeroo' is in .*a\.ctok already"):
