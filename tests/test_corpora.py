@@ -230,6 +230,24 @@ def test_speech_is_mono_and_music_keeps_its_channels(tree):
     np.testing.assert_allclose(mono[:, 0], stereo[:, 0] / 2, atol=1)
 
 
+def test_ogg_files_one_after_another_are_read_whole(tmp_path, monkeypatch):
+    """soundfile stops after the first link; the script must notice and ask ffmpeg for the rest."""
+    tone = 0.3 * np.sin(np.arange(22050) * 0.1)
+    soundfile.write(tmp_path / "one.ogg", tone, 22050)
+    one = (tmp_path / "one.ogg").read_bytes()
+    (tmp_path / "two.ogg").write_bytes(one + one)
+    assert corpus.decode(tmp_path / "one.ogg", mono=True)[0].shape == (22050, 1)
+    asked = []
+
+    def ffmpeg(command):
+        asked.append(command)
+        return np.zeros(44100, "<f4").tobytes()
+
+    monkeypatch.setattr(corpus, "run", ffmpeg)
+    assert corpus.decode(tmp_path / "two.ogg", mono=True)[0].shape == (44100, 1)
+    assert asked[0][asked[0].index("-ar") + 1] == "22050"
+
+
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="G.722 needs ffmpeg")
 def test_g722_is_decoded_at_16_khz(tmp_path):
     wave = tmp_path / "tone.wav"

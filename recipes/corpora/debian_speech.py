@@ -47,6 +47,8 @@ NUM_DECODERS = 2
 SPLITS = ("train", "valid", "test")
 UNREADABLE = "unreadable"
 
+OGG_FIRST_PAGE = re.compile(rb"OggS\x00[\x02\x06]")  # the page that begins a logical stream
+
 Pcm = npt.NDArray[np.int16]  # [samples, channels]
 
 
@@ -393,10 +395,22 @@ def decode(path: Path, *, mono: bool) -> tuple[Pcm, int]:
         wave, sample_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
         raise UnreadableError(f"{path}: {error}") from None
+    if len(OGG_FIRST_PAGE.findall(path.read_bytes())) > 1:
+        wave = decode_chained_ogg(path, int(sample_rate), wave.shape[1])
     if mono:
         wave = wave.mean(axis=1, keepdims=True)
     # Via float, so that peaks over full scale (common in Vorbis) are clipped and never wrap around.
     return np.clip(np.rint(wave * 32768.0), -32768, 32767).astype(np.int16), int(sample_rate)
+
+
+def decode_chained_ogg(path: Path, sample_rate: int, channels: int) -> npt.NDArray[np.float32]:
+    """Decode an Ogg file that is several, one after another: soundfile stops after the first."""
+    form = ["-f", "f32le", "-ac", str(channels), "-ar", str(sample_rate)]
+    try:
+        data = run(["ffmpeg", "-v", "error", "-nostdin", "-i", str(path), *form, "-"])
+    except CorpusError as error:
+        raise UnreadableError(f"{path}: {error}") from None
+    return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(-1, channels)
 
 
 def decode_g722(path: Path) -> Pcm:
