@@ -37,7 +37,7 @@ FLOOR = K * FRAMES * BITS // 8  # bytes of one item, packed
 SPEC = CodecSpec("bench", "0" * 16, 16000, 320, 1, K, V, (0, 0), (8, 8))
 POOL = np.random.default_rng(0).integers(0, V, (64, K, FRAMES))
 
-Excerpts = list[tuple[int, int]]
+Excerpts = list[tuple[int, int, str]]  # item, start frame, key
 
 
 def key_of(item: int) -> str:
@@ -65,17 +65,17 @@ def write_store(folder: Path, items: int) -> None:
 
 def open_store(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     store = TokenStore(folder)
-    return lambda excerpts: store.read_batch([(key_of(i), t, EXCERPT) for i, t in excerpts]).unpack()[0]
+    return lambda excerpts: store.read_batch([(key, t, EXCERPT) for _, t, key in excerpts]).unpack()[0]
 
 
 def open_store_packed(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     store = TokenStore(folder)
-    return lambda excerpts: store.read_batch([(key_of(i), t, EXCERPT) for i, t in excerpts])  # type: ignore
+    return lambda excerpts: store.read_batch([(key, t, EXCERPT) for _, t, key in excerpts])  # type: ignore
 
 
 def open_store_unchecked(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     store = TokenStore(folder, verify_blocks=False)
-    return lambda excerpts: store.read_batch([(key_of(i), t, EXCERPT) for i, t in excerpts])  # type: ignore
+    return lambda excerpts: store.read_batch([(key, t, EXCERPT) for _, t, key in excerpts])  # type: ignore
 
 
 def write_npy(folder: Path, items: int) -> None:
@@ -88,9 +88,7 @@ def write_npy(folder: Path, items: int) -> None:
 
 def open_npy(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     def read(excerpts: Excerpts) -> np.ndarray:
-        return np.stack([np.load(f"{folder}/{key_of(i)}.npy")[:, t : t + EXCERPT] for i, t in excerpts]).astype(
-            np.int64
-        )
+        return np.stack([np.load(f"{folder}/{key}.npy")[:, t : t + EXCERPT] for _, t, key in excerpts]).astype(np.int64)
 
     return read
 
@@ -108,11 +106,11 @@ def write_safetensors(folder: Path, items: int) -> None:
 def open_safetensors(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     from safetensors import safe_open
 
-    def one(i: int, t: int) -> np.ndarray:
-        with safe_open(f"{folder}/{key_of(i)}.safetensors", "np") as file:
+    def one(key: str, t: int) -> np.ndarray:
+        with safe_open(f"{folder}/{key}.safetensors", "np") as file:
             return file.get_slice("codes")[:, t : t + EXCERPT]
 
-    return lambda excerpts: np.stack([one(i, t) for i, t in excerpts]).astype(np.int64)
+    return lambda excerpts: np.stack([one(key, t) for _, t, key in excerpts]).astype(np.int64)
 
 
 def write_flat(folder: Path, items: int) -> None:
@@ -128,7 +126,7 @@ def open_flat(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     starts = np.load(folder / "a.idx.npy", mmap_mode="r")
 
     def read(excerpts: Excerpts) -> np.ndarray:
-        rows = [codes[starts[i] + t : starts[i] + t + EXCERPT] for i, t in excerpts]
+        rows = [codes[starts[i] + t : starts[i] + t + EXCERPT] for i, t, _ in excerpts]
         return np.stack(rows).transpose(0, 2, 1).astype(np.int64)
 
     return read
@@ -146,7 +144,7 @@ def open_hdf5(folder: Path) -> Callable[[Excerpts], np.ndarray]:
     import h5py
 
     file = h5py.File(folder / "a.h5", "r")
-    return lambda excerpts: np.stack([file[key_of(i)][:, t : t + EXCERPT] for i, t in excerpts]).astype(np.int64)
+    return lambda excerpts: np.stack([file[key][:, t : t + EXCERPT] for _, t, key in excerpts]).astype(np.int64)
 
 
 FORMATS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Any], str | None]] = {
@@ -167,7 +165,7 @@ def bytes_of(folder: Path) -> int:
 def correct(read: Callable[[Excerpts], Any], excerpts: Excerpts) -> bool:
     rows = read(excerpts)
     rows = rows.unpack()[0] if hasattr(rows, "unpack") else rows
-    return all((row == codes_of(i)[:, t : t + EXCERPT]).all() for row, (i, t) in zip(rows, excerpts, strict=True))
+    return all((row == codes_of(i)[:, t : t + EXCERPT]).all() for row, (i, t, _) in zip(rows, excerpts, strict=True))
 
 
 def formats_table(root: Path, items: int) -> list[str]:
@@ -175,7 +173,7 @@ def formats_table(root: Path, items: int) -> list[str]:
     items_of = rng.integers(0, items, (ROUNDS, BATCHES, BATCH)).tolist()
     starts_of = rng.integers(0, FRAMES - EXCERPT + 1, (ROUNDS, BATCHES, BATCH)).tolist()
     rounds: list[list[Excerpts]] = [
-        [list(zip(*batch, strict=True)) for batch in zip(*one_round, strict=True)]
+        [[(i, t, key_of(i)) for i, t in zip(*batch, strict=True)] for batch in zip(*one_round, strict=True)]
         for one_round in zip(items_of, starts_of, strict=True)
     ]
     written: dict[Any, tuple[Path, float, float]] = {}

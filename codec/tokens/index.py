@@ -303,6 +303,10 @@ class Shard:
         """The key of item number `item`, UTF-8."""
         return self.keys[int(self.key_end[item - 1]) if item else 0 : int(self.key_end[item])]
 
+    def key_spans(self, items: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Where the keys of these items start and end in `keys`."""
+        return np.where(items > 0, self.key_end[items - 1], 0).tolist(), self.key_end[items].tolist()
+
     def frames(self, item: int) -> int:
         """Frames of item number `item`."""
         return num_frames(int(self.num_samples[item]), self.header.spec.hop_length)

@@ -158,7 +158,7 @@ class TokenStore:
         return int(self._ready()._starts[-1])
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._ready()._find([key])[0][0] >= 0
+        return isinstance(key, str) and self._ready()._find(key) >= 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -300,9 +300,12 @@ class TokenStore:
         starts = np.array([index(start) for _, start, _ in excerpts], np.int64)
         lengths = np.array([index(length) for _, _, length in excerpts], np.int64)
         keys = [key for key, _, _ in excerpts]
-        items, crcs = self._items(keys)
+        numbers, crcs = self._ready()._find_all(keys)
         layout, hop = self._layout, self._header.spec.hop_length
-        totals = (np.array([shard.num_samples[i] for shard, i in items], np.int64) - 1) // hop + 1
+        origins, totals = np.empty_like(numbers), np.empty_like(numbers)
+        for shard, rows, items in self._by_shard(numbers):
+            origins[rows] = shard.offset[items]
+            totals[rows] = (shard.num_samples[items].astype(np.int64) - 1) // hop + 1
         bad = (starts < 0) | (lengths < 1) | (lengths > totals) | (starts > totals - lengths)
         if bad.any():
             i = int(bad.argmax())
@@ -312,14 +315,14 @@ class TokenStore:
         last_frames = np.minimum(totals - (last << 8), BLOCK_FRAMES)
         last_runs = (last_frames * layout.bits + 7) >> 3
         stride = layout.block_stride
-        origins = np.array([shard.offset[i] for shard, i in items], np.int64)
         begins = origins + first * stride
         ends = origins + last * stride + layout.n_quantizers * last_runs + CRC_BYTES
-        views = self._read_spans(items, begins.tolist(), ends.tolist())
+        views = self._read_spans(numbers, list(zip(begins.tolist(), ends.tolist(), strict=True)))
         if self._verify_blocks:
-            for view, (shard, item), crc, block in zip(views, items, crcs, first.tolist(), strict=True):
+            for number, view, crc, block in zip(numbers.tolist(), views, crcs, first.tolist(), strict=True):
                 bad_numbers = bad_blocks(view, stride, crc, block)
                 if bad_numbers:
+                    shard, item = self._shard_of(number)
                     raise shard.block_error(item, bad_numbers[0])
         if quantizers < layout.n_quantizers:
             stored, stride = stride, quantizers * layout.full_run_bytes
@@ -338,18 +341,13 @@ class TokenStore:
             codebook_size=self._header.spec.codebook_size,
         )
 
-    def _read_spans(self, items: list[tuple[Shard, int]], begins: list[int], ends: list[int]) -> list[memoryview]:
-        spans = list(zip(begins, ends, strict=True))
-        if len(self._shards) == 1:
-            return self._shards[0].file.read_many(spans)
-        views = [memoryview(b"")] * len(items)
-        of_shard: dict[int, list[int]] = {}
-        for i, (shard, _) in enumerate(items):
-            of_shard.setdefault(id(shard), []).append(i)
-        for members in of_shard.values():
-            file = items[members[0]][0].file
-            for i, part in zip(members, file.read_many([spans[i] for i in members]), strict=True):
-                views[i] = part
+    def _read_spans(self, numbers: Numbers, spans: list[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each span, which lies in the shard of the item of that number."""
+        views = [memoryview(b"")] * len(spans)
+        for shard, rows, _ in self._by_shard(numbers):
+            members = rows.tolist()
+            for i, view in zip(members, shard.file.read_many([spans[i] for i in members]), strict=True):
+                views[i] = view
         return views
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Iterator[Problem]:
@@ -390,37 +388,58 @@ class TokenStore:
             at = shard.head_span(item)[0]
             raise damaged(shard.path, at, f"the key of item {item} isn't UTF-8 ({error})", "keys are") from error
 
-    def _find(self, keys: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Each key's item number, -1 where there is none, and its CRC-32."""
-        try:
-            encoded = [key.encode() for key in keys]
-        except (UnicodeEncodeError, AttributeError) as error:
-            raise InputError(f"a key can't be looked up ({error}); keys are strings of valid Unicode") from error
+    def _by_shard(self, numbers: Numbers) -> Iterator[tuple[Shard, Numbers, Numbers]]:
+        """For each shard that has some of these item numbers: the positions in `numbers`, and the items there."""
+        if len(self._shards) == 1:
+            yield self._shards[0], np.arange(len(numbers)), numbers
+            return
+        which = np.searchsorted(self._starts, numbers, side="right") - 1
+        for n in np.unique(which).tolist():
+            rows = np.flatnonzero(which == n)
+            yield self._shards[n], rows, numbers[rows] - self._starts[n]
+
+    def _find(self, key: str) -> int:
+        """A key's item number, -1 if there is none."""
+        encoded = _encoded(key)
+        return self._find_from(encoded, int(np.searchsorted(self._hash, np.uint32(crc32(encoded)))))
+
+    def _find_from(self, key: bytes, position: int) -> int:
+        """The number of the item with this key, among those whose hash is the one at `position`."""
+        crc = crc32(key)
+        while position < len(self._hash) and self._hash[position] == crc:
+            number = int(self._order[position])
+            if self._key_bytes(number) == key:
+                return number
+            position += 1
+        return -1
+
+    def _find_all(self, keys: Sequence[str]) -> tuple[Numbers, list[int]]:
+        """Each key's item number and its CRC-32: `_find`, vectorised."""
+        encoded = [_encoded(key) for key in keys]
         crcs = [crc32(key) for key in encoded]
-        hashes, size = self._hash, len(self._hash)
-        numbers = []
-        positions = np.searchsorted(hashes, np.array(crcs, np.uint32)).tolist()
-        for key, crc, position in zip(encoded, crcs, positions, strict=True):
-            number = -1
-            while position < size and hashes[position] == crc:
-                candidate = int(self._order[position])
-                if self._key_bytes(candidate) == key:
-                    number = candidate
-                    break
-                position += 1
-            numbers.append(number)
+        numbers = np.full(len(keys), -1)
+        positions = np.searchsorted(self._hash, np.array(crcs, np.uint32))
+        if len(self):
+            candidates = self._order[np.minimum(positions, len(self) - 1)].astype(np.int64)
+            for shard, rows, items in self._by_shard(candidates):
+                starts, ends = shard.key_spans(items)
+                for row, start, end in zip(rows.tolist(), starts, ends, strict=True):
+                    if shard.keys[start:end] == encoded[row]:
+                        numbers[row] = candidates[row]
+        for row in np.flatnonzero(numbers < 0).tolist():
+            numbers[row] = self._find_from(encoded[row], int(positions[row]))
+            if numbers[row] < 0:
+                raise self._no_item(keys[row])
         return numbers, crcs
 
-    def _items(self, keys: Sequence[str]) -> tuple[list[tuple[Shard, int]], list[int]]:
-        """Each key's shard and item there, and its CRC-32."""
-        numbers, crcs = self._ready()._find(keys)
-        if -1 in numbers:
-            key = keys[numbers.index(-1)]
-            raise InputError(f"no item {key!r} in {self!r}; keys() lists what there is")
-        return [self._shard_of(number) for number in numbers], crcs
+    def _no_item(self, key: str) -> InputError:
+        return InputError(f"no item {key!r} in {self!r}; keys() lists what there is")
 
     def _item(self, key: str) -> tuple[Shard, int]:
-        return self._items([key])[0][0]
+        number = self._ready()._find(key)
+        if number < 0:
+            raise self._no_item(key)
+        return self._shard_of(number)
 
     # --- life
 
@@ -480,6 +499,13 @@ class _Keys(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} keys: {', '.join(map(repr, self[:3]))}{', ...' if len(self) > 3 else ''}>"
+
+
+def _encoded(key: str) -> bytes:
+    try:
+        return key.encode()
+    except (UnicodeEncodeError, AttributeError) as error:
+        raise InputError(f"key {key!r} can't be looked up ({error}); give a string of valid Unicode") from error
 
 
 def _prefix(view: memoryview, stored: int, stride: int, last_bytes: int) -> memoryview:
