@@ -113,8 +113,8 @@ def _print_encoded(report: Any, output: Path, failures: Path) -> None:
             f"({pcm / report.store_bytes:.0f} × smaller than 16-bit PCM at 16 kHz mono)"
         )
     if report.failures:
-        errors.print(f"{len(report.failures)} files failed, see {failures}; the first:")
-        errors.print(f"  {report.failures[0]['path']}: {report.failures[0]['error']}")
+        errors.print(f"files that failed: {len(report.failures)}, see {failures}; the first:")
+        errors.print(f"  {report.failures[0]['error']}", markup=False)
 
 
 @app.command()
@@ -319,7 +319,7 @@ def features(
         out.print(f"{output}: {report.num_items} files, {_duration(report.audio_seconds)} of audio, preset {preset}")
         _print_speed(report)
         for failure in report.failures:
-            errors.print(f"  {failure['path']}: {failure['error']}")
+            errors.print(f"  {failure['error']}", markup=False)
     if report.failures:
         raise typer.Exit(SOME_FAILED)
 

@@ -113,7 +113,7 @@ def test_a_bad_file_gives_exit_code_3_and_a_list(run, tmp_path, checkpoint, corp
     code, out, err = run("encode", corpus, "-o", tmp_path / "x.ctok", "--codec", checkpoint)
     assert code == 3
     assert "2 files encoded" in out
-    assert "1 files failed" in err
+    assert "files that failed: 1" in err
     assert "broken.flac" in err
     (line,) = (tmp_path / "x.ctok.errors.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == "broken.flac"
