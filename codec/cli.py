@@ -300,23 +300,48 @@ def export(
 
 @app.command()
 def features(
-    inputs: Annotated[list[Path], typer.Argument(help="Audio files and folders.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output-folder", help="Folder to write.", show_default=False)],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="Audio files and folders; or token files and folders of them.", show_default=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder to write, or with --npz the file.", show_default=False)
+    ],
     preset: Annotated[
-        str, typer.Option(help="Mel settings: codec, librosa, whisper, hifigan, vocos, realtime …")
+        str, typer.Option(help="codec, librosa, whisper, kaldi, nemo, hifigan, vocos, realtime …")
     ] = "codec",
+    npz: Annotated[bool, typer.Option("--npz", help="One .npz file instead of a folder of .npy files.")] = False,
+    codec: Annotated[
+        str | None, typer.Option(help="For tokens: a checkpoint's name or folder; by default the one the store names.")
+    ] = None,
+    device: Device = "auto",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute mel spectrograms of audio files, one float32 .npy [M, F] per file."""
-    from codec.extract import extract_features
+    """Compute mel spectrograms of audio files or of a token store: one float32 array [M, F] per item."""
+    import torch
 
-    with _progress("features", "files", hidden=as_json) as update:
-        report = extract_features(inputs, output, preset, force=force, on_progress=update)
+    from codec.extract import extract_features, token_store
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    store = token_store(inputs)
+    kind = "files" if store is None else "items"
+    with _progress("features", kind, hidden=as_json) as update:
+        report = extract_features(
+            inputs,
+            output,
+            preset,
+            output_format="npz" if npz else "npy",
+            codec=None if store is None else _load(codec or store.spec.name, device),
+            device=device,
+            force=force,
+            on_progress=update,
+        )
     if as_json:
         print(json.dumps({**asdict(report), "folder": str(output)}))
     else:
-        out.print(f"{output}: {report.num_items} files, {_duration(report.audio_seconds)} of audio, preset {preset}")
+        out.print(f"{output}: {report.num_items} {kind}, {_duration(report.audio_seconds)} of audio, preset {preset}")
         _print_speed(report)
         for failure in report.failures:
             errors.print(f"  {failure['error']}", markup=False)

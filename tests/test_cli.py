@@ -229,12 +229,24 @@ def test_tokens_and_decode_need_no_audio_library():
 def test_public_surface_is_frozen():
     """A name more or less is a change of the public surface: say it in CHANGELOG.md and here."""
     assert sorted(codec.__all__) == [
-        "AudioFileError", "AudioFiles", "BatchDecoder", "CheckpointError", "Codec", "CodecError", "CodecSpec", "Codes",
-        "ConfigError", "Excerpt", "InputError", "MelSpectrogram", "RandomExcerpts", "SoundStream", "TokenFileError",
-        "TokenStore", "TokenWriter", "Tokens", "TrainingError", "__version__", "audio_info", "encode_corpus",
-        "load_codec", "read_audio", "write_audio",
+        "Arrays", "AudioFileError", "AudioFiles", "BatchDecoder", "CheckpointError", "Choice", "Codec",
+        "CodecError", "CodecSpec", "Codes", "ConfigError", "Excerpt", "Excerpts", "InputError",
+        "MelSpectrogram", "RandomExcerpts", "Segments", "SoundStream", "Strings", "TokenFileError",
+        "TokenStore", "TokenWriter", "Tokens", "TrainingError", "Uniform", "__version__", "audio_info",
+        "encode_corpus", "load_codec", "read_audio", "read_audio_batch", "write_audio",
     ]  # fmt: skip
     for name in codec.__all__:
         assert getattr(codec, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Nonesuch'; public names"):
         _ = codec.Nonesuch
+
+
+def test_features_of_tokens(run, tmp_path, checkpoint, corpus):
+    store = tmp_path / "store.ctok"
+    run("encode", corpus, "-o", store, "--codec", checkpoint)
+    code, out, err = run(
+        "features", store, "-o", tmp_path / "mel.npz", "--npz", "--codec", checkpoint, "--device", "cpu"
+    )
+    assert (code, err, "2 items" in out) == (0, "", True)
+    with np.load(tmp_path / "mel.npz") as archive:
+        assert archive[PROMPTS[0]].shape[0] == 80

@@ -8,9 +8,10 @@ import torch
 
 from codec.errors import InputError
 from codec.excerpts import Choice, RandomExcerpts, Uniform
+from codec.sources import Source
 
 
-class Ramp:
+class Ramp(Source):
     """A source whose samples say where they are: item number * 10**6 + position."""
 
     def __init__(self, lengths: dict[str, int], rate: Fraction | int) -> None:
@@ -37,6 +38,11 @@ LENGTHS = {"a": 1000, "b": 160, "c": 4000}
 def draws(**changes) -> RandomExcerpts:
     settings = {"batch_size": 4, "seed": 7, **changes}
     return RandomExcerpts({"x": Ramp(LENGTHS, 100)}, 1, **settings)
+
+
+def drawn(loader: RandomExcerpts, count: int) -> Counter:
+    items, starts, _ = loader.draw_range(0, count)
+    return Counter(zip([loader.keys[item] for item in items], starts.tolist(), strict=True))
 
 
 def test_batch_n_depends_on_nothing_but_seed_and_n():
@@ -89,7 +95,7 @@ def test_other_processes_draw_the_same():
 
 def test_every_excerpt_is_equally_likely_by_duration():
     loader = draws()
-    counts = Counter(loader.draw(n) for n in range(60_000))
+    counts = drawn(loader, 60_000)
     possible = [(key, start) for key, length in LENGTHS.items() for start in range(length - 99)]
     assert set(counts) <= set(possible)
     observed = np.array([counts[excerpt] for excerpt in possible])
@@ -101,15 +107,18 @@ def test_every_excerpt_is_equally_likely_by_duration():
 
 def test_every_item_is_equally_likely_when_uniform():
     loader = draws(items="uniform")
-    counts = Counter(loader.draw(n)[0] for n in range(30_000))
-    assert all(abs(counts[key] - 10_000) < 5 * np.sqrt(10_000) for key in LENGTHS)
-    starts = {loader.draw(n)[1] for n in range(5000) if loader.draw(n)[0] == "b"}
+    counts = drawn(loader, 30_000)
+    per_item = Counter()
+    for (key, _), count in counts.items():
+        per_item[key] += count
+    assert all(abs(per_item[key] - 10_000) < 5 * np.sqrt(10_000) for key in LENGTHS)
+    starts = {start for key, start in counts if key == "b"}
     assert starts == set(range(61))
 
 
 def test_weights_multiply_the_odds():
     loader = draws(items=lambda key: {"a": 3, "b": 0}.get(key, 1))
-    counts = Counter(loader.draw(n) for n in range(40_000))
+    counts = drawn(loader, 40_000)
     per_item = Counter()
     for (key, _), count in counts.items():
         per_item[key] += count

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from codec.audio import read_audio
 from codec.errors import AudioFileError, InputError
-from codec.sources import AudioFiles, Excerpt, Tokens, output_names
+from codec.excerpts import RandomExcerpts
+from codec.sources import Arrays, AudioFiles, Excerpt, Tokens, output_names
 from codec.tokens import TokenStore, TokenWriter
 
 PROMPT = DATA / "speech_ru_female_please-hold_44k.flac"
@@ -59,6 +62,67 @@ def test_audio_errors(tmp_path):
         AudioFiles(tmp_path)
 
 
+def test_a_manifest_spares_opening_the_files(tmp_path, monkeypatch):
+    source = AudioFiles(DATA, sample_rate=16000)
+    source.save_manifest(tmp_path / "files.tsv")
+    with monkeypatch.context() as patched:
+        patched.setattr("codec.audio.audio_info", lambda path: pytest.fail(f"{path} was opened"), raising=False)
+        again = AudioFiles(tmp_path / "files.tsv", sample_rate=16000)
+    assert list(again.keys()) == list(source.keys())
+    assert again.lengths().tolist() == source.lengths().tolist()
+    asked = [Excerpt(key, 100, 900) for key in again.keys()]
+    assert torch.equal(again.get(asked), source.get(asked))
+    header = "key\tpath\tsample_rate\tnum_samples\n"
+    for text, message in (
+        ("key\tfile\n", r"files\.tsv: the columns are \['key', 'file'\]; a manifest has"),
+        (header + "a\tb\tfast\t9\n", r"files\.tsv: line 2 is \['a', 'b', 'fast', '9'\]; it must be"),
+        (header + "a\tb\t8000\t9\na\tc\t8000\t9\n", "line 3: key 'a' comes twice; make the keys differ"),
+        (header + "a\tb\t8000\t0\n", "line 2: 'a' has 0 samples at 8000 Hz; both must be ≥ 1"),
+        (header, "no audio files in"),
+    ):
+        (tmp_path / "files.tsv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            AudioFiles(tmp_path / "files.tsv")
+
+
+def test_a_manifest_has_no_room_for_tabs(tmp_path):
+    with pytest.raises(InputError, match="holds a tab or a line break; rename it for a manifest"):
+        AudioFiles({"a\tb": PROMPT}).save_manifest(tmp_path / "files.tsv")
+
+
+def test_a_batch_equals_its_rows_whether_read_by_threads_or_not():
+    source = AudioFiles(DATA, sample_rate=16000)
+    for keys in (source.keys(), [key for key in source.keys() if "_16k.wav" in key] * 3):
+        asked = [Excerpt(key, 50 * row, 3000 + row) for row, key in enumerate(keys)]
+        batch = source.get(asked)
+        for row, excerpt in zip(batch, asked, strict=True):
+            assert torch.equal(row[:, : excerpt.length], source.get([excerpt])[0])
+            assert not row[:, excerpt.length :].any()
+
+
+def test_channels_must_agree_unless_mixed():
+    source = AudioFiles(DATA, sample_rate=16000, mono=False)
+    keys = ["music_piano_stereo_48k.ogg", "speech_it_male_first-in-queue_16k.wav"]
+    assert source.get([Excerpt(keys[0], 0, 100)]).shape == (1, 2, 100)
+    with pytest.raises(InputError, match="channels"):
+        source.get([Excerpt(key, 0, 100) for key in keys])
+
+
+def test_unknown_keys_are_named():
+    source = AudioFiles(PROMPT)
+    with pytest.raises(InputError, match=r"AudioFiles has no item 'x'; keys\(\) lists its 1 items: 'speech_ru"):
+        source.get([Excerpt("x", 0, 1)])
+
+
+def test_open_files_are_few_after_many_draws():
+    loader = RandomExcerpts({"x": AudioFiles(DATA, sample_rate=16000)}, "0.1", batch_size=16, seed=0, short="pad")
+    loader[0]
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(1, 12):
+        loader[n]
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
 @pytest.fixture
 def store(tmp_path, lookahead_codec):
     path = tmp_path / "store.ctok"
@@ -86,6 +150,24 @@ def test_bare_codes_and_prefix(store):
     batch = Tokens(store, context=(0, 0), n_quantizers=2).get([Excerpt("b", 250, 20)])
     codes, _ = batch.packed.unpack()
     assert np.array_equal(codes[0], store.read("b", 250, 20, 2))
+
+
+def test_a_store_and_its_files_are_interchangeable(store):
+    """The same seed draws the same time of the same items, up to the frame."""
+    lengths = dict(zip(store.keys(), (store.num_frames * 320).tolist(), strict=True))
+    waves = Arrays({key: np.zeros((1, length), np.float32) for key, length in lengths.items()}, 16000)
+    tokens = RandomExcerpts({"x": Tokens(store)}, "0.4", batch_size=8, seed=3, items="shuffle", short="pad")
+    both = RandomExcerpts(
+        {"x": Tokens(store), "wave": waves}, "0.4", batch_size=8, seed=3, items="shuffle", short="pad"
+    )
+    for n in range(3):
+        assert tokens[n]["key"] == both[n]["key"]
+        assert torch.equal(tokens[n]["start"], both[n]["start"])
+        assert both[n]["wave"].shape == (8, 1, 6400)
+        assert both[n]["x"].lengths.tolist() == both[n]["length"].tolist()
+    pieces = list(Tokens(store, context=(0, 0)).stream("b", 299))
+    codes = np.concatenate([piece.packed.unpack()[0][0] for piece in pieces], axis=1)
+    assert np.array_equal(codes, store.read("b"))
 
 
 def test_output_names():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from codec.errors import InputError, TokenFileError
 from codec.spec import CodecSpec
-from codec.tokens import ItemInfo, PackedBatch, TokenStore, TokenWriter, merge, split
+from codec.tokens import ItemInfo, PackedBatch, TokenStore, TokenWriter, merge, split, summarise
 
 
 def make_spec(n_quantizers: int = 8, codebook_size: int = 1024, hop_length: int = 320, **fields: Any) -> CodecSpec:
@@ -301,6 +301,92 @@ def test_integer_dtypes(tmp_path: Path, dtype: str) -> None:
     with TokenWriter(tmp_path / "a.ctok", SPEC) as writer:
         writer.add("x", given, num_samples=257 * 320)
     np.testing.assert_array_equal(TokenStore(tmp_path / "a.ctok").read("x"), codes)
+
+
+# --- codebooks at different rates
+
+
+@st.composite
+def multiscale(draw: st.DrawFn) -> tuple[CodecSpec, tuple[int, ...], int, int, int]:
+    """A codec, its divisors, a length in frames, and a span within it."""
+    divisors = tuple(draw(st.lists(st.sampled_from([1, 2, 4, 16, 256]), min_size=1, max_size=6)))
+    spec = make_spec(len(divisors), draw(st.sampled_from([2, 1000, 4096])), hop_length=512)
+    total = draw(st.one_of(st.integers(1, 20), st.integers(250, 800)))
+    start = draw(st.integers(0, total - 1))
+    return spec, divisors, total, start, draw(st.integers(1, total - start))
+
+
+def at_full_rate(spec: CodecSpec, divisors: tuple[int, ...], total: int, seed: int = 0) -> np.ndarray:
+    codes = random_codes(spec, total, seed)
+    return np.stack([np.repeat(row[::d], d)[:total] for row, d in zip(codes, divisors, strict=True)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometry=multiscale(), data=st.data())
+def test_codebooks_at_different_rates(
+    tmp_path_factory: pytest.TempPathFactory,
+    geometry: tuple[CodecSpec, tuple[int, ...], int, int, int],
+    data: st.DataObject,
+) -> None:
+    spec, divisors, total, start, length = geometry
+    codes = at_full_rate(spec, divisors, total)
+    folder = tmp_path_factory.mktemp("scales")
+    with TokenWriter(folder / "x.ctok", spec, frame_divisors=divisors) as writer:
+        writer.add("one", codes[:, :1], num_samples=1)
+        writer.add("key", codes, num_samples=total * 512)
+        writer.begin("streamed")
+        cut = data.draw(st.integers(0, total))
+        writer.append(codes[:, :cut])
+        writer.append(codes[:, cut:])
+        writer.end(total * 512)
+    with TokenStore(folder) as store:
+        assert store.frame_divisors == divisors
+        assert not list(store.verify())
+        k = data.draw(st.integers(1, len(divisors)))
+        for key in ("key", "streamed"):
+            np.testing.assert_array_equal(store.read(key), codes)
+            np.testing.assert_array_equal(store.read(key, start, length, k), codes[:k, start : start + length])
+        rows, lengths = store.read_batch([("one", 0, 1), ("key", start, length)], k).unpack()
+        np.testing.assert_array_equal(rows[1, :, :length], codes[:k, start : start + length])
+        np.testing.assert_array_equal(rows[0, :, 0], codes[:k, 0])
+        assert lengths.tolist() == [1, length]
+        assert [usage.used_entries for usage in summarise(store).usage] == [len(np.unique(row)) for row in codes]
+
+
+def test_multiscale_shards(tmp_path: Path) -> None:
+    spec, divisors = make_spec(3, 4096, hop_length=512), (4, 2, 1)
+    codes = at_full_rate(spec, divisors, 1000)
+    with TokenWriter(tmp_path / "a.ctok", spec, frame_divisors=divisors) as writer:
+        writer.add("x", codes, num_samples=1000 * 512)
+        writer.add("y", codes, num_samples=1000 * 512)
+    floor = 2 * (250 + 500 + 1000) * 12 / 8
+    assert (tmp_path / "a.ctok").stat().st_size < 1.2 * floor
+    split(tmp_path / "a.ctok", tmp_path / "parts", 2)
+    merge(tmp_path / "parts", tmp_path / "b.ctok")
+    assert (tmp_path / "a.ctok").read_bytes() == (tmp_path / "b.ctok").read_bytes()
+    with pytest.raises(TokenFileError, match=r"frame_divisors \(\[4, 2, 1\], not \[1, 1, 1\]\)"):
+        TokenWriter(tmp_path / "b.ctok", spec, resume=True)
+
+
+def test_codes_that_change_where_they_are_shared(tmp_path: Path) -> None:
+    spec, divisors = make_spec(3, 4096, hop_length=512), (1, 2, 4)
+    codes = at_full_rate(spec, divisors, 300)
+    wrong = codes.copy()
+    wrong[2, 262] ^= 1
+    with TokenWriter(tmp_path / "a.ctok", spec, frame_divisors=divisors) as writer:
+        text = "'x': the code of codebook 2 changes at frame 262; it has one per 4 frames; give codes at the full rate"
+        with pytest.raises(InputError, match=text):
+            writer.add("x", wrong, num_samples=300 * 512)
+        writer.begin("x")
+        writer.append(codes[:, :261])
+        with pytest.raises(InputError, match=text):
+            writer.append(wrong[:, 261:])
+        writer.append(codes[:, 261:])
+        writer.end(300 * 512)
+    np.testing.assert_array_equal(TokenStore(tmp_path).read("x"), codes)
+    for bad in ((1, 2), (1, 2, 3), (1, 2, 512), (1, 2, True)):
+        with pytest.raises(InputError, match=r"frame_divisors are .*; they must be 3 powers of two from 1 to 256"):
+            TokenWriter(tmp_path / "b.ctok", spec, frame_divisors=bad)
 
 
 # --- shards

@@ -129,6 +129,49 @@ print(tracemalloc.get_traced_memory()[0])
     assert int(done.stdout) < 200_000
 
 
+CUT_WHILE_OPEN = """
+import os, sys
+from codec.errors import TokenFileError
+from codec.tokens import TokenStore
+
+folder, size = sys.argv[1], int(sys.argv[2])
+calls = {
+    "read": lambda store: store.read("item 700"),
+    "read_batch": lambda store: store.read_batch([("item 700", 250, 300)]),
+    "in": lambda store: "item 700" in store,
+    "info": lambda store: store.info("item 700"),
+    "keys": lambda store: list(store.keys()),
+    "key": lambda store: store.keys()[2],
+    "num_samples": lambda store: store.num_samples,
+    "meta_column": lambda store: store.meta_column("key"),
+    "verify": lambda store: list(store.verify()),
+}
+stores = {name: TokenStore(folder) for name in calls}
+os.truncate(os.path.join(folder, "a.ctok"), size)
+for name, call in calls.items():
+    try:
+        print("nothing noticed by", name, call(stores[name]))
+    except TokenFileError as error:
+        assert "a.ctok: has " + str(size) + " bytes, " in str(error), error
+        assert "rename it, and open it again" in str(error), error
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("size", [0, 100])
+def test_file_cut_while_it_is_open(tmp_path: Path, shards: int, size: int) -> None:
+    """To touch a mapped page that the file lost would kill the process (SIGBUS)."""
+    if shards == 1:
+        write(tmp_path / "a.ctok", list(ITEMS))
+    else:
+        write(tmp_path / "a.ctok", list(ITEMS)[:4])
+        write(tmp_path / "b.ctok", list(ITEMS)[4:])
+    command = [sys.executable, "-c", CUT_WHILE_OPEN, str(tmp_path), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 # --- remote
 
 
@@ -262,3 +305,68 @@ def test_remote_file_that_shrinks(memory: str) -> None:
         store.read("item 3000", 2000, 100)
     with pytest.raises(InputError, match="no item 'item 4'"):
         store.read("item 4")
+
+
+# --- S3: a real server (moto's) on loopback
+
+
+@pytest.fixture
+def bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """The store in an S3 bucket, and the GETs that were made: (path, range)."""
+    s3fs = pytest.importorskip("s3fs", reason="S3 needs s3fs: pip install 'codec[dev]'")
+    application = pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto: pip install 'codec[dev]'")
+    from werkzeug.serving import make_server
+
+    requests: list[tuple[str, str | None]] = []
+    answer = application.DomainDispatcherApplication(application.create_backend_app)
+
+    def counted(environ: dict[str, str], start_response: object) -> object:
+        if environ["REQUEST_METHOD"] == "GET":
+            requests.append((environ["PATH_INFO"], environ.get("HTTP_RANGE")))
+        return answer(environ, start_response)
+
+    running = make_server("127.0.0.1", 0, counted, threaded=True, request_handler=application.MotoRequestHandler)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    # What a user would set; the store takes a URL and nothing else.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{running.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    system = fsspec.filesystem("s3")
+    system.mkdir("bucket")
+    for path in folder.glob("*.ctok"):
+        system.put(str(path), f"bucket/corpus/{path.name}")
+    requests.clear()
+    yield "s3://bucket/corpus", requests
+    running.shutdown()
+    running.server_close()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_s3_store_costs_one_range_per_excerpt(bucket: tuple[str, list[tuple[str, str | None]]]) -> None:
+    url, requests = bucket
+    store = TokenStore(url)
+    ranged = [span for _, span in requests if span]
+    assert len(ranged) == 2 * 2  # header and tail of each shard; the rest lists the folder
+    requests.clear()
+    assert store.info("item 3000").num_frames == 3000
+    assert store.meta_column("key").tolist() == list(ITEMS)
+    requests.clear()
+    two_seconds = 100  # frames, at 50 Hz
+    np.testing.assert_array_equal(store.read("item 3000", 1030, two_seconds), ITEMS["item 3000"][:, 1030:1130])
+    start, stop = store._shards[1].span(1)
+    stride = store._layout.block_stride
+    assert requests == [("/bucket/corpus/b.ctok", f"bytes={start + 4 * stride}-{start + 5 * stride - 1}")]
+    assert start + 5 * stride < stop
+    requests.clear()
+    store.read_batch(EXCERPTS)
+    shards = [path for path, span in requests if span]
+    assert sorted(shards) == ["/bucket/corpus/a.ctok"] * 2 + ["/bucket/corpus/b.ctok"] * 2
+    assert len(requests) == len(EXCERPTS)
+    check(store)
+    check(pickle.loads(pickle.dumps(store)))
+    with pytest.raises(TokenFileError, match=r"s3://bucket/corpus/c\.ctok: can't be opened .*; check the URL"):
+        TokenStore(f"{url}/c.ctok")
+    with pytest.raises(TokenFileError, match=r"s3://bucket/nothing/a\.ctok: can't be opened"):
+        TokenStore("s3://bucket/nothing/a.ctok")

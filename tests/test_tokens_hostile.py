@@ -334,11 +334,24 @@ def test_hostile_files_do_not_open(good: bytes, tmp_path: Path, name: str) -> No
     assert "at byte" in str(caught.value)
 
 
-def test_frame_divisors_are_reserved(good: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "divisors",
+    [[1, 1, 1], [1] * 5, [1, 1, 1, 3], [1, 1, 1, 512], [1, 1, 1, 0], [1, 1, 1, -2], [1, 1, 1, 2.0], 1, "1111"],
+)
+def test_unusable_frame_divisors(good: bytes, tmp_path: Path, divisors: Any) -> None:
+    path = tmp_path / "divisors.ctok"
+    path.write_bytes(with_header(lambda h: h.__setitem__("frame_divisors", divisors))(good))
+    with pytest.raises(TokenFileError, match=r"frame_divisors is .*; it must be 4 powers of two from 1 to 256; rest"):
+        TokenStore(path)
+
+
+def test_other_frame_divisors_than_the_items_have(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "divisors.ctok"
     path.write_bytes(with_header(lambda h: h.__setitem__("frame_divisors", [1, 1, 2, 4]))(good))
-    with pytest.raises(TokenFileError, match=r"frame_divisors is \[1, 1, 2, 4\]; this version reads codebooks at one"):
-        TokenStore(path)
+    with TokenStore(path) as store:
+        assert list(store.verify())
+        with pytest.raises(TokenFileError, match="block 0 of item 'speaker 0/item 300' isn't what was written"):
+            store.read("speaker 0/item 300")
     path.write_bytes(with_header(lambda h: h.__setitem__("frame_divisors", [1, 1, 1, 1]))(good))
     assert len(TokenStore(path)) == 4
 

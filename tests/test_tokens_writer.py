@@ -457,3 +457,76 @@ def test_disk_full_at_close_and_at_the_start(tmp_path: Path, undisturbed: bytes)
     with TokenWriter(path, SPEC, resume=True) as writer:
         assert list(writer.keys()) == list(ITEMS)
     assert path.read_bytes() == undisturbed
+
+
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 pages."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={64 * PAGE}", "tmpfs", str(disk)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextmanager
+def pages_left(disk: Path, pages: int) -> Iterator[None]:
+    """Fill the disk but for so many pages."""
+    ballast = disk / "ballast"
+    system = os.statvfs(disk)
+    ballast.write_bytes(bytes((system.f_bavail - pages) * system.f_frsize))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+def test_small_disk(small_disk: Path, undisturbed: bytes) -> None:
+    """However much room there is, an error, and nothing of what was written before is lost."""
+    path = small_disk / "a.ctok"
+    full = -(-len(undisturbed) // PAGE)
+    path.write_bytes(undisturbed)
+    with TokenStore(path) as store:
+        ends = [store._shards[0].span(item)[1] for item in range(len(store))]
+    path.unlink()
+    for pages in range(full + 1):
+        with pages_left(small_disk, pages):
+            if pages < full:
+                with pytest.raises(TokenFileError, match=r"No space left on device.*(; make room|; check the folder)"):
+                    write(path)
+            else:
+                write(path)
+        if pages and pages < full:
+            with TokenWriter(path, SPEC, resume=True) as writer:
+                kept = list(writer.keys())
+                writer.abandon()
+            assert kept == list(ITEMS)[: sum(end <= pages * PAGE for end in ends)]
+            assert unfinished(path).read_bytes() == undisturbed[: unfinished(path).stat().st_size]
+        write(path, resume=True)
+        assert path.read_bytes() == undisturbed
+        path.unlink()
+        assert not list(small_disk.iterdir())
+
+
+def test_small_disk_when_a_finished_shard_goes_on(small_disk: Path, undisturbed: bytes) -> None:
+    path = small_disk / "a.ctok"
+    write(path)
+    codes = ITEMS["item 3"]
+    with TokenWriter(path, SPEC, resume=True) as writer:
+        for pages in (0, 1):
+            text = r"can't be written \(No space left on device\); check the folder and its disk"
+            with pages_left(small_disk, pages), pytest.raises(TokenFileError, match=text):
+                writer.add("more", codes, num_samples=960)
+            assert [file.name for file in small_disk.iterdir()] == ["a.ctok"]
+            assert path.read_bytes() == undisturbed
+        writer.add("more", codes, num_samples=960)
+    assert list(TokenStore(path).keys()) == [*ITEMS, "more"]

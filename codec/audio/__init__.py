@@ -11,30 +11,43 @@ from typing import TYPE_CHECKING, Any
 from codec.audio.finding import AUDIO_SUFFIXES, find_audio
 
 if TYPE_CHECKING:
+    from codec.audio.batch import AudioBatch, read_audio_batch, submit_audio_batch
+    from codec.audio.info import AudioInfo
     from codec.audio.opening import AudioSource
-    from codec.audio.reading import AudioInfo, audio_info, read_audio
+    from codec.audio.reading import audio_info, read_audio
     from codec.audio.resampling import resample
+    from codec.audio.threads import default_threads, recommended_threads
     from codec.audio.writing import WriteReport, write_audio
 
 _MODULE_OF = {
-    "AudioInfo": "reading",
+    "AudioBatch": "batch",
+    "AudioInfo": "info",
     "AudioSource": "opening",
     "WriteReport": "writing",
     "audio_info": "reading",
+    "default_threads": "threads",
     "read_audio": "reading",
+    "read_audio_batch": "batch",
+    "recommended_threads": "threads",
     "resample": "resampling",
+    "submit_audio_batch": "batch",
     "write_audio": "writing",
 }
 
 __all__ = [
     "AUDIO_SUFFIXES",
+    "AudioBatch",
     "AudioInfo",
     "AudioSource",
     "WriteReport",
     "audio_info",
+    "default_threads",
     "find_audio",
     "read_audio",
+    "read_audio_batch",
+    "recommended_threads",
     "resample",
+    "submit_audio_batch",
     "write_audio",
 ]
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 _BITRATES_KBPS = {
     (1, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     (1, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
@@ -21,6 +24,11 @@ _SAMPLE_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 
 # Bits of a header that can't change from frame to frame: sync, version, layer, sample rate.
 _SAME = 0xFFFE0C00
 _MAX_JUNK = 1 << 17
+_RESERVOIR = 511
+_TURN = 8
+# Samples that every decoder is late; a gapless one drops them behind each Xing header, with the encoder's own delay.
+_DECODER_DELAY = 529
+_MAX_TAGS = 4096
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,12 @@ class FrameHeader:
     num_bytes: int
     num_samples: int
 
+    def overhead(self) -> int:
+        """Most bytes of a layer III frame that hold no samples: header, checksum, side information."""
+        if self.mpeg1:
+            return 6 + (17 if self.mono else 32)
+        return 6 + (9 if self.mono else 17)
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -43,13 +57,77 @@ class Scan:
         first: Offset of the first frame that holds audio.
         num_frames: Whole frames.
         missing_bytes: Bytes by which the last frame is cut; 0 if it is whole.
-        stream: The frames behind a Xing header with their number.
+        stream: The whole frames behind a Xing header with their number, nothing between them.
     """
 
     first: int
     num_frames: int
     missing_bytes: int
     stream: bytes
+
+
+@dataclass(frozen=True)
+class FrameIndex:
+    """Where the audio frames of a layer III file lie, one right behind the other.
+
+    Attributes:
+        header: The first one's.
+        offsets: int64 `[F + 1]`, the first byte of each, and the last one's end.
+        delay: Samples that decoders drop at the beginning of the file.
+        padding: Samples that they drop at its end.
+    """
+
+    header: FrameHeader
+    offsets: NDArray[np.int64]
+    delay: int
+    padding: int
+
+    def num_samples(self) -> int:
+        """Samples of the whole file as decoded."""
+        return (len(self.offsets) - 1) * self.header.num_samples - self.delay - self.padding
+
+    def span(self, start: int, num_samples: int) -> tuple[int, int, int, int]:
+        """Frames to decode for these samples.
+
+        A frame's samples depend on its bits, which may begin in earlier frames (the reservoir: up to 511 bytes
+        back), on one granule before it (the transform's overlap) and on 15 × 32 samples before that (the filter
+        bank). The decoder's filter bank turns its buffer of 16 places by 18 each granule and adds in that order:
+        only a decode that begins a multiple of 8 granules earlier adds in the same order.
+
+        Returns:
+            The first frame, the first one that must decode as it is, the end, and how many samples come before.
+        """
+        size = self.header.num_samples
+        begin, end = start + self.delay, start + self.delay + num_samples
+        first = needed = max(0, begin // size - 2)
+        overhead = self.header.overhead()
+        reservoir = 0
+        while first > 0 and reservoir < _RESERVOIR:
+            first -= 1
+            reservoir += max(0, int(self.offsets[first + 1] - self.offsets[first]) - overhead)
+        first -= first % _TURN
+        # The last samples of a frame leave the filter bank with the next one's.
+        last = min(len(self.offsets) - 1, -(-end // size) + 1)
+        return first, needed, last, begin - first * size - _DECODER_DELAY
+
+    def stream(self, frames: bytes, first: int, needed: int, last: int) -> bytes:
+        """The bytes of the frames `first` … `last` as a file that decodes like them from `needed` on.
+
+        Those before are silenced: parts of their bits lie in frames that aren't there, of which the decoder would
+        complain. Their bodies still fill the reservoir.
+        """
+        data = bytearray(frames)
+        side = self.header.overhead() - 6
+        for offset in (self.offsets[first:needed] - self.offsets[first]).tolist():
+            # Where its bits begin (8 or 9 bits) stays: decoders copy the reservoir from frame to frame by it. The
+            # flag that a checksum follows goes: it wouldn't fit.
+            at = offset + (4 if data[offset + 1] & 1 else 6)
+            begin = data[at : at + 2] if self.header.mpeg1 else data[at : at + 1]
+            if self.header.mpeg1:
+                begin[1] &= 128
+            data[offset + 1] |= 1
+            data[offset + 4 : offset + 4 + side] = begin.ljust(side, b"\0")
+        return xing_frame(self.header, last - first) + bytes(data)
 
 
 def frame_header(data: bytes, offset: int) -> FrameHeader | None:
@@ -121,6 +199,7 @@ def scan(data: bytes) -> Scan | None:
     if xing_claim(data, first, header) is not None or data[first + 36 : first + 40] == b"VBRI":
         first += header.num_bytes
     offset, num_frames, missing = first, 0, 0
+    pieces, begin = [], first
     while True:
         current = frame_header(data, offset)
         if current is None or (current.word ^ header.word) & _SAME:
@@ -128,13 +207,72 @@ def scan(data: bytes) -> Scan | None:
             found = find_frame(data, offset, header)
             if found is None:
                 break
+            pieces.append(data[begin:offset])
             offset, current = found
+            begin = offset
         if offset + current.num_bytes > len(data):
             missing = offset + current.num_bytes - len(data)
             break
         num_frames += 1
         offset += current.num_bytes
-    return Scan(first, num_frames, missing, _xing_frame(header, num_frames) + data[first:])
+    pieces.append(data[begin:offset])
+    return Scan(first, num_frames, missing, xing_frame(header, num_frames) + b"".join(pieces))
+
+
+def frame_index(data: bytes) -> FrameIndex | None:
+    """The index of a whole layer III file; None if anything but tags lies between or behind its frames."""
+    found = find_frame(data, id3_length(data))
+    if found is None or found[1].layer != 3:
+        return None
+    first, header = found
+    delay, padding = _DECODER_DELAY, 0
+    claim = xing_claim(data, first, header)
+    if claim is not None:
+        delay, padding = _gapless(data, first + _xing_offset(header))
+    if claim is not None or data[first + 36 : first + 40] == b"VBRI":
+        first += header.num_bytes
+    offsets = _chain(data, first, header)
+    if len(offsets) < 2 or len(data) - offsets[-1] > _MAX_TAGS:
+        return None
+    return FrameIndex(header, offsets, delay, padding)
+
+
+def _gapless(data: bytes, xing: int) -> tuple[int, int]:
+    """Samples that gapless decoders drop at both ends, by LAME's part of the Xing header."""
+    (flags,) = struct.unpack_from(">I", data, xing + 4)
+    # Frames, bytes, seek table, quality; then the encoder's name and 12 bytes of settings.
+    at = xing + 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1) + 21
+    both = int.from_bytes(data[at : at + 3].ljust(3, b"\0"), "big")
+    return (both >> 12) + _DECODER_DELAY, max(0, (both & 0xFFF) - _DECODER_DELAY)
+
+
+def _chain(data: bytes, first: int, header: FrameHeader) -> NDArray[np.int64]:
+    """Offsets of the frames that follow one another from `first` on, and the end of the last whole one."""
+    values = np.frombuffer(data, np.uint8)
+    at = np.flatnonzero(values[first:-3] == 255) + first
+    at = at[values[at + 1] & 0xFE == header.word >> 16 & 0xFE]
+    at = at[values[at + 2] & 0x0C == header.word >> 8 & 0x0C]
+    sizes = np.zeros(128, np.int64)
+    for index in range(16):
+        for padding in (0, 1):
+            word = header.word & ~0xF200 | index << 12 | padding << 9
+            known = frame_header(struct.pack(">I", word), 0)
+            sizes[index << 3 | padding] = known.num_bytes if known else 0
+    ends = at + sizes[values[at + 2] >> 1 & 0x79]
+    following = np.searchsorted(at, ends)
+    is_frame = np.append(at, -1)[following] == ends
+    steps = np.where((ends > at) & is_frame, following, -1).tolist()
+    chain = []
+    current = 0 if len(at) and at[0] == first else -1
+    while current >= 0:
+        chain.append(current)
+        current = steps[current]
+    if not chain:
+        return np.zeros(0, np.int64)
+    offsets = at[chain]
+    end = int(ends[chain[-1]])
+    # A frame that the file's end cuts doesn't count.
+    return np.append(offsets, end) if offsets[-1] < end <= len(data) else offsets
 
 
 def _xing_offset(header: FrameHeader) -> int:
@@ -143,7 +281,7 @@ def _xing_offset(header: FrameHeader) -> int:
     return 4 + (9 if header.mono else 17)
 
 
-def _xing_frame(header: FrameHeader, num_frames: int) -> bytes:
+def xing_frame(header: FrameHeader, num_frames: int) -> bytes:
     """A frame of the highest bit rate, without checksum, that carries only the number of frames."""
     word = header.word & ~(0xF << 12) | 14 << 12 | 1 << 16
     word &= ~(1 << 9)

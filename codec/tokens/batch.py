@@ -12,6 +12,8 @@ from codec.tokens.layout import BLOCK_FRAMES
 
 SPARE_BYTES = 8  # after the last code, so that loads wider than a code stay inside the array
 
+Codes = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, repr=False)
 class PackedBatch:
@@ -64,7 +66,7 @@ class PackedBatch:
             f"{self.n_quantizers} x {self.bits} bits, {self.data.nbytes} bytes)"
         )
 
-    def unpack(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def unpack(self) -> tuple[Codes, npt.NDArray[np.int64]]:
         """The codes, zero where a row is shorter than the longest.
 
         Returns:
@@ -74,24 +76,35 @@ class PackedBatch:
             TokenFileError: A code isn't below `codebook_size`.
         """
         longest = int(self.lengths.max()) if len(self) else 0
-        times = np.minimum(np.arange(longest), self.lengths[:, None] - 1)  # [B, T]
-        frame = self.first_frame[:, None] + times
+        rows, bits = len(self), self.bits
+        # Four codes at a time: wherever they start, they end in the next 64-bit word. Groups of four never
+        # straddle blocks; those after a row's end are its last one again.
+        end = self.first_frame + self.lengths - 1
+        groups = (longest + 6) >> 2
+        frame = (self.first_frame & ~3)[:, None] + (np.arange(groups) << 2)  # [B, G]
+        np.minimum(frame, (end & ~3)[:, None], out=frame)
         block = frame >> 8
-        bit = (frame & (BLOCK_FRAMES - 1)) * self.bits
-        last = (self.first_frame + self.lengths - 1)[:, None] >> 8
-        run = np.where(block == last, self.last_run_bytes[:, None], BLOCK_FRAMES // 8 * self.bits)
-        start = self.offsets[:, None] + block * self.block_stride + (bit >> 3)
-        position = start[:, None, :] + np.arange(self.n_quantizers)[:, None] * run[:, None, :]  # [B, K, T]
-        # The 32-bit word at every byte; `take` copies them to aligned ones before it gathers.
-        words: npt.NDArray[np.uint32] = np.ndarray(len(self.data) - 3, "<u4", self.data.data, 0, (1,))
-        found = words.take(position)
-        found >>= (bit & 7).astype(np.uint32)[:, None, :]
-        found &= np.uint32((1 << self.bits) - 1)
-        codes = found.astype(np.int64)
-        size = self.codebook_size
-        if size != 1 << self.bits and codes.size and int(codes.max()) >= size:
-            remedy = "verify() names the damaged items"
-            raise TokenFileError(f"code {int(codes.max())} in a batch; codebooks have {size} entries; {remedy}")
+        run = np.where(block == (end >> 8)[:, None], self.last_run_bytes[:, None], BLOCK_FRAMES // 8 * bits)
+        start = ((self.offsets[:, None] + block * self.block_stride) << 3) + (frame & (BLOCK_FRAMES - 1)) * bits
+        position = start[:, None, :] + np.arange(0, 8 * self.n_quantizers, 8)[:, None] * run[:, None, :]  # [B, K, G]
+        words = self.data[: len(self.data) & ~7].view("<u8")
+        shift = (position & 63).astype(np.uint64)
+        position >>= 6
+        four = words.take(position, mode="clip") >> shift
+        position += 1
+        four |= words.take(position, mode="clip") << (np.uint64(64) - shift)  # numpy shifts by 64 to zero
+        split = np.empty((*four.shape, 4), np.uint64)
+        for i in range(4):
+            np.right_shift(four, np.uint64(i * bits), out=split[..., i])
+        split &= np.uint64((1 << bits) - 1)
+        # Rows start 0 to 3 codes into their first group.
+        row, level, _, one = split.strides
+        windows: Codes = np.ndarray((rows, 4, self.n_quantizers, longest), np.int64, split, 0, (row, one, level, one))
+        codes = windows[np.arange(rows), self.first_frame & 3]
         if (self.lengths < longest).any():
             codes *= (np.arange(longest) < self.lengths[:, None])[:, None, :]
+        size = self.codebook_size
+        if size != 1 << bits and codes.size and int(codes.max()) >= size:
+            remedy = "verify() names the damaged items"
+            raise TokenFileError(f"code {int(codes.max())} in a batch; codebooks have {size} entries; {remedy}")
         return codes, self.lengths

@@ -267,7 +267,7 @@ class Shard:
                 found = f"item {first + i} has {samples[i]} samples"
                 raise damaged(self.path, at, found, f"a file of {self.file.size} bytes can hold 1 to {most_samples}")
             offset = self.offset[part].astype(np.uint64).view(np.int64)
-            end = offset + self.item_bytes(self.num_frames_of(samples.view(np.int64)))
+            end = offset + self.layout.item_bytes(self.num_frames_of(samples.view(np.int64)))
             free = np.concatenate([[free_from], end[:-1]])
             bad = (offset < free + RECORD.size + (key_end - key_start)) | (end > self.data_end)
             if bad.any():
@@ -289,13 +289,6 @@ class Shard:
     def num_frames_of(self, num_samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Frames of items of so many samples."""
         return (num_samples - 1) // self.header.spec.hop_length + 1
-
-    def item_bytes(self, frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """`BlockLayout.item_bytes`, vectorised."""
-        full = (frames - 1) >> 8
-        last = frames - (full << 8)
-        layout = self.layout
-        return full * layout.block_stride + layout.n_quantizers * ((last * layout.bits + 7) >> 3) + 4
 
     # --- items
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-from zlib import crc32
+from functools import cached_property, reduce
+from importlib import import_module
+from itertools import groupby
+from operator import add
+from typing import Any, TypeVar
 
-from codec.errors import CodecError, TokenFileError
+import numpy as np
+import numpy.typing as npt
+
+from codec.errors import CodecError, InputError, TokenFileError
 from codec.spec import CodecSpec
+
+crc32: Callable[..., int] = zlib.crc32
+with suppress(ImportError):  # the same CRC, several times as fast
+    crc32 = import_module("isal.isal_zlib").crc32
 
 MAGIC = b"\x89CTOK\r\n\x1a"
 END_MAGIC = b"CTOK-END"
@@ -20,7 +33,10 @@ CRC_BYTES = 4
 
 HEADER = struct.Struct("<8sIIII")
 FOOTER = struct.Struct("<QIIQQII8s")
-_U32 = struct.Struct("<I")
+_pack_number = struct.Struct("<I").pack
+_CRC_OF_ALL = 0x2144DF1C  # of any bytes with their CRC-32 behind them, whatever it started from
+Frames = TypeVar("Frames", int, npt.NDArray[np.int64])
+
 _RESTORE = "restore the file from a copy or encode it again"
 
 
@@ -34,10 +50,24 @@ def compact_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
+def _finite(text: str) -> float:
+    value = float(text)  # NaN and Infinity, which Python's JSON has, and 1e999
+    if not math.isfinite(value):
+        raise ValueError(f"{text} isn't a finite number")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def parse_json(path: str, offset: int, text: bytes | memoryview, what: str) -> Any:
-    """JSON from an untrusted file."""
+    """JSON from an untrusted file: what `compact_json` can write again."""
     try:
-        return json.loads(bytes(text))
+        decoded = str(text, "utf-8")
+        value = _JSON.decode(decoded)
+        if "\\u" in decoded:
+            compact_json(value)  # an escaped half of a surrogate pair is no text
+        return value
     except (ValueError, RecursionError) as error:
         raise damaged(path, offset, f"{what} isn't JSON ({error})", "it must be a JSON text in UTF-8") from error
 
@@ -49,51 +79,79 @@ class BlockLayout:
     Attributes:
         n_quantizers: Codebooks stored, K.
         bits: Bits per code.
+        frame_divisors: Of each codebook, the frames that share one of its codes.
     """
 
     n_quantizers: int
     bits: int
+    frame_divisors: tuple[int, ...]
+
+    @cached_property
+    def one_rate(self) -> bool:
+        """Whether every codebook has one code per frame."""
+        return set(self.frame_divisors) == {1}
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int, int]]:
+        """Neighbouring codebooks of the same rate: (first, stop, divisor)."""
+        groups, first = [], 0
+        for divisor, members in groupby(self.frame_divisors):
+            stop = first + len(list(members))
+            groups.append((first, stop, divisor))
+            first = stop
+        return groups
 
     @cached_property
     def full_run_bytes(self) -> int:
-        """Bytes of one codebook's run in a full block."""
+        """Bytes of the run of a codebook with one code per frame in a full block."""
         return BLOCK_FRAMES // 8 * self.bits
 
     @cached_property
     def block_stride(self) -> int:
         """Bytes from one block of an item to the next, its CRC included."""
-        return self.n_quantizers * self.full_run_bytes + CRC_BYTES
+        return self.block_bytes(BLOCK_FRAMES)
 
-    def run_bytes(self, num_frames: int) -> int:
-        """Bytes of one codebook's run in a block of `num_frames` frames."""
-        return (num_frames * self.bits + 7) >> 3
+    def run_bytes(self, num_frames: Frames, divisor: int = 1) -> Frames:
+        """Bytes of the run of one codebook in a block of `num_frames` frames."""
+        codes = num_frames if divisor == 1 else -(-num_frames // divisor)
+        return (codes * self.bits + 7) >> 3
 
-    def block_bytes(self, num_frames: int) -> int:
+    def block_bytes(self, num_frames: Frames) -> Frames:
         """Bytes of a block of `num_frames` frames (at most 256), its CRC included."""
-        return self.n_quantizers * self.run_bytes(num_frames) + CRC_BYTES
+        runs = [(stop - first) * self.run_bytes(num_frames, divisor) for first, stop, divisor in self.groups]
+        return reduce(add, runs) + CRC_BYTES
 
-    def item_bytes(self, num_frames: int) -> int:
-        """Bytes of all blocks of an item of `num_frames` frames."""
-        full = (num_frames - 1) // BLOCK_FRAMES
-        return full * self.block_stride + self.block_bytes(num_frames - full * BLOCK_FRAMES)
+    def item_bytes(self, num_frames: Frames) -> Frames:
+        """Bytes of all blocks of an item of `num_frames` frames (or of each of several)."""
+        full = (num_frames - 1) >> 8
+        return full * self.block_stride + self.block_bytes(num_frames - (full << 8))
 
 
 def block_crc(runs: bytes | memoryview, key_crc: int, block: int) -> int:
     """The check of block number `block` of the item whose key has CRC-32 `key_crc`."""
-    return crc32(runs, crc32(_U32.pack(block), key_crc))
+    return crc32(runs, crc32(_pack_number(block), key_crc))
 
 
 def bad_blocks(data: memoryview, stride: int, key_crc: int, block: int) -> list[int]:
     """Numbers of the blocks in `data` that fail their check; the first is number `block` of its item."""
     bad = []
-    start, end = 0, len(data) - CRC_BYTES
-    while start < end:
-        stop = min(start + stride - CRC_BYTES, end)
-        if crc32(data[start:stop], crc32(_U32.pack(block), key_crc)) != _U32.unpack_from(data, stop)[0]:
+    for start in range(0, len(data), stride):
+        if crc32(data[start : start + stride], crc32(_pack_number(block), key_crc)) != _CRC_OF_ALL:
             bad.append(block)
-        start += stride
         block += 1
     return bad
+
+
+def first_bad_block(
+    spans: Iterable[memoryview], stride: int, key_crcs: Iterable[int], blocks: Iterable[int]
+) -> tuple[int, int] | None:
+    """The first of these spans with a block that fails its check, and the block's number: `bad_blocks` of many."""
+    for i, (data, key_crc, block) in enumerate(zip(spans, key_crcs, blocks, strict=True)):
+        for start in range(0, len(data), stride):
+            if crc32(data[start : start + stride], crc32(_pack_number(block), key_crc)) != _CRC_OF_ALL:
+                return i, block
+            block += 1
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,29 +161,46 @@ class Header:
     Attributes:
         spec: The codec's identity.
         n_quantizers: Codebooks stored, at most the codec's.
+        frame_divisors: Of each codebook stored, the frames that share one of its codes.
         data_start: Offset of the first record.
     """
 
     spec: CodecSpec
     n_quantizers: int
+    frame_divisors: tuple[int, ...]
     data_start: int
 
     @property
     def layout(self) -> BlockLayout:
         """The blocks' arithmetic."""
-        return BlockLayout(self.n_quantizers, self.spec.bits_per_code)
+        return BlockLayout(self.n_quantizers, self.spec.bits_per_code, self.frame_divisors)
 
 
 def codec_differences(header: Header, reference: Header) -> str:
     """What differs between the codecs of two shards, as text; empty if nothing does."""
     ours, theirs = reference.spec.to_dict(), header.spec.to_dict()
-    ours["n_quantizers stored"], theirs["n_quantizers stored"] = reference.n_quantizers, header.n_quantizers
+    for fields, shard in ((ours, reference), (theirs, header)):
+        fields["n_quantizers stored"] = shard.n_quantizers
+        fields["frame_divisors"] = list(shard.frame_divisors)
     return ", ".join(f"{name} ({theirs[name]!r}, not {ours[name]!r})" for name in ours if ours[name] != theirs[name])
 
 
-def encode_header(spec: CodecSpec, n_quantizers: int) -> bytes:
+def are_frame_divisors(divisors: Any, n_quantizers: int) -> bool:
+    """Whether `divisors` are one power of two, 1 to 256, per codebook."""
+    if not isinstance(divisors, list | tuple) or len(divisors) != n_quantizers:
+        return False
+    return all(type(d) is int and 1 <= d <= BLOCK_FRAMES and not d & (d - 1) for d in divisors)
+
+
+def encode_header(spec: CodecSpec, n_quantizers: int, frame_divisors: tuple[int, ...]) -> bytes:
     """The first bytes of a shard."""
-    text = compact_json({"codec": spec.to_dict(), "n_quantizers": n_quantizers})
+    fields: dict[str, Any] = {"codec": spec.to_dict(), "n_quantizers": n_quantizers}
+    if set(frame_divisors) != {1}:
+        fields["frame_divisors"] = list(frame_divisors)
+    try:
+        text = compact_json(fields)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{spec!r} can't be written as JSON ({error}); give names of valid Unicode") from error
     start = HEADER.pack(MAGIC, VERSION, len(text), 0, 0)
     return HEADER.pack(MAGIC, VERSION, len(text), crc32(text, crc32(start[:16])), 0) + text
 
@@ -162,10 +237,12 @@ def parse_header(path: str, header: bytes | memoryview) -> Header:
     if type(n_quantizers) is not int or not 1 <= n_quantizers <= spec.n_quantizers:
         limit = f"it must be 1 to {spec.n_quantizers}, the codec's"
         raise damaged(path, HEADER.size, f"n_quantizers is {n_quantizers!r}", limit)
-    if divisors is not None and divisors != [1] * n_quantizers:
-        limit = "this version reads codebooks at one frame rate only"
-        raise damaged(path, HEADER.size, f"frame_divisors is {divisors!r}", limit, "use a newer version of codec")
-    return Header(spec, n_quantizers, HEADER.size + size)
+    if divisors is None:
+        divisors = [1] * n_quantizers
+    if not are_frame_divisors(divisors, n_quantizers):
+        limit = f"it must be {n_quantizers} powers of two from 1 to {BLOCK_FRAMES}"
+        raise damaged(path, HEADER.size, f"frame_divisors is {divisors!r}", limit)
+    return Header(spec, n_quantizers, tuple(divisors), HEADER.size + size)
 
 
 @dataclass(frozen=True)

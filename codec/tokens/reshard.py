@@ -94,8 +94,15 @@ def _copy(
     force: bool,
     progress: Progress | None,
 ) -> None:
-    quantizers = store.n_quantizers
-    with TokenWriter(path, store.spec, n_quantizers=quantizers, resume=resume, force=force) as writer:
+    writer = TokenWriter(
+        path,
+        store.spec,
+        n_quantizers=store.n_quantizers,
+        frame_divisors=store.frame_divisors,
+        resume=resume,
+        force=force,
+    )
+    with writer:
         for key in keys:
             if key not in writer:
                 writer.copy(store, key)

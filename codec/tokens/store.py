@@ -16,12 +16,21 @@ import numpy.typing as npt
 from codec.errors import InputError, TokenFileError
 from codec.spec import CodecSpec
 from codec.tokens.batch import SPARE_BYTES, PackedBatch
+from codec.tokens.blocks import pack_blocks, unpack_blocks
 from codec.tokens.files import StorePath, open_file, shard_paths
 from codec.tokens.index import Shard
-from codec.tokens.layout import BLOCK_FRAMES, CRC_BYTES, bad_blocks, codec_differences, damaged
-from codec.tokens.packing import unpack
+from codec.tokens.layout import (
+    BLOCK_FRAMES,
+    CRC_BYTES,
+    BlockLayout,
+    bad_blocks,
+    codec_differences,
+    damaged,
+    first_bad_block,
+)
 from codec.tokens.verify import Problem, verify_shard
 
+_KEYS_AT_ONCE = 1024  # decoded at once when all are iterated
 _BLOCKS_AT_ONCE = 64  # blocks unpacked at once: bounds the temporaries of a long read
 
 Codes = npt.NDArray[np.int64]
@@ -61,9 +70,13 @@ class TokenStore:
     again where it arrives; one that is forked shares them. Either way the pages are shared, and reading
     doesn't grow the process.
 
+    A shard must not change in place while it is open (a new one that is renamed over it is fine). A change of
+    size is noticed at the next call, other changes by the blocks' checks.
+
     Args:
         path: A `.ctok` file, a folder of them, a list of files, or an fsspec URL of a file or folder.
-        verify_blocks: Whether reads check the CRC of every block they touch (about a microsecond each).
+        verify_blocks: Whether reads check the CRC of every block they touch (about a microsecond each, and half
+            of that where the package `isal` is installed).
 
     Raises:
         TokenFileError: No such store; a damaged, foreign or unfinished shard; shards of different codecs; one
@@ -131,6 +144,11 @@ class TokenStore:
         return self._ready()._header.n_quantizers
 
     @property
+    def frame_divisors(self) -> tuple[int, ...]:
+        """Of each codebook stored, the frames that share one of its codes; all 1 but for multi-scale codecs."""
+        return self._ready()._header.frame_divisors
+
+    @property
     def paths(self) -> list[str]:
         """The shards, in order."""
         return list(self._paths)
@@ -143,7 +161,7 @@ class TokenStore:
     @property
     def num_samples(self) -> Numbers:
         """int64 [len(store)]: samples of every item, in order of `keys()`; a new array each time."""
-        return np.concatenate([shard.num_samples.astype(np.int64) for shard in self._ready()._shards])
+        return np.concatenate([shard.num_samples.astype(np.int64) for shard in self._checked_shards()])
 
     @property
     def num_frames(self) -> Numbers:
@@ -196,7 +214,7 @@ class TokenStore:
         Raises:
             InputError: No item has the field.
         """
-        shards = self._ready()._shards
+        shards = list(self._checked_shards())
         columns = []
         found = False
         for shard in shards:
@@ -236,7 +254,7 @@ class TokenStore:
             n_quantizers: Codebooks to read, from the first; None reads all that are stored.
 
         Returns:
-            int64 [n_quantizers, num_frames].
+            int64 [n_quantizers, num_frames]. A code that several frames share is repeated in each.
 
         Raises:
             InputError: No such key, a span outside the item, more quantizers than are stored.
@@ -260,7 +278,7 @@ class TokenStore:
                 if bad:
                     raise shard.block_error(item, bad[0])
             frames = min(total - (block << 8), (block_stop - block) << 8)
-            self._unpack_blocks(data, frames, codes[:, (block - first) << 8 :])
+            unpack_blocks(self._layout, data, frames, codes[:, (block - first) << 8 :])
         skip = start_frame - (first << 8)
         codes = np.ascontiguousarray(codes[:, skip : skip + num_frames])
         size = self._header.spec.codebook_size
@@ -268,21 +286,6 @@ class TokenStore:
             limit = f"codebooks have {size} entries"
             raise damaged(shard.path, origin, f"item {key!r} holds code {int(codes.max())}", limit)
         return codes
-
-    def _unpack_blocks(self, data: memoryview, num_frames: int, out: Codes) -> None:
-        """Unpack an item's blocks, `num_frames` frames in all, into `out` [k, at least num_frames]."""
-        layout, quantizers = self._layout, len(out)
-        stride, run = layout.block_stride, layout.full_run_bytes
-        full, rest = divmod(num_frames, BLOCK_FRAMES)
-        if full:
-            blocks = np.frombuffer(data, np.uint8, full * stride).reshape(full, stride)
-            runs = blocks[:, : quantizers * run].reshape(full, quantizers, run)
-            codes = unpack(runs, layout.bits, BLOCK_FRAMES)
-            out[:, : full << 8].reshape(quantizers, full, BLOCK_FRAMES)[...] = codes.transpose(1, 0, 2)
-        if rest:
-            run = layout.run_bytes(rest)
-            tail = np.frombuffer(data, np.uint8, quantizers * run, full * stride).reshape(quantizers, run)
-            out[:, full << 8 : num_frames] = unpack(tail, layout.bits, rest)
 
     def read_batch(self, excerpts: Iterable[tuple[str, int, int]], n_quantizers: int | None = None) -> PackedBatch:
         """Several excerpts as packed bytes: one range each, read at once.
@@ -297,16 +300,19 @@ class TokenStore:
         """
         excerpts = list(excerpts)
         quantizers = self._quantizers(n_quantizers)
+        if not self._layout.one_rate:
+            return self._packed_again([self.read(*excerpt, quantizers) for excerpt in excerpts], quantizers)
         starts = np.array([index(start) for _, start, _ in excerpts], np.int64)
         lengths = np.array([index(length) for _, _, length in excerpts], np.int64)
         keys = [key for key, _, _ in excerpts]
         numbers, crcs = self._ready()._find_all(keys)
-        layout, hop = self._layout, self._header.spec.hop_length
-        origins, totals = np.empty_like(numbers), np.empty_like(numbers)
+        layout = self._layout
+        origins, samples = np.empty_like(numbers), np.empty_like(numbers)
         for shard, rows, items in self._by_shard(numbers):
-            origins[rows] = shard.offset[items]
-            totals[rows] = (shard.num_samples[items].astype(np.int64) - 1) // hop + 1
-        bad = (starts < 0) | (lengths < 1) | (lengths > totals) | (starts > totals - lengths)
+            origins[rows] = shard.offset.take(items)
+            samples[rows] = shard.num_samples.take(items)
+        totals = (samples - 1) // self._header.spec.hop_length + 1
+        bad = (starts < 0) | (lengths < 1) | (starts > totals - lengths)
         if bad.any():
             i = int(bad.argmax())
             _check_span(keys[i], int(starts[i]), int(lengths[i]), int(totals[i]))
@@ -318,17 +324,17 @@ class TokenStore:
         begins = origins + first * stride
         ends = origins + last * stride + layout.n_quantizers * last_runs + CRC_BYTES
         views = self._read_spans(numbers, list(zip(begins.tolist(), ends.tolist(), strict=True)))
+        sizes = ends - begins
         if self._verify_blocks:
-            for number, view, crc, block in zip(numbers.tolist(), views, crcs, first.tolist(), strict=True):
-                bad_numbers = bad_blocks(view, stride, crc, block)
-                if bad_numbers:
-                    shard, item = self._shard_of(number)
-                    raise shard.block_error(item, bad_numbers[0])
+            found = first_bad_block(views, stride, crcs, first.tolist())
+            if found is not None:
+                shard, item = self._shard_of(int(numbers[found[0]]))
+                raise shard.block_error(item, found[1])
         if quantizers < layout.n_quantizers:
             stored, stride = stride, quantizers * layout.full_run_bytes
             tails = (quantizers * last_runs).tolist()
             views = [_prefix(view, stored, stride, tail) for view, tail in zip(views, tails, strict=True)]
-        sizes = np.array([len(view) for view in views], np.int64)
+            sizes = np.array([len(view) for view in views], np.int64)
         return PackedBatch(
             data=np.frombuffer(bytearray().join([*views, bytes(SPARE_BYTES)]), np.uint8),
             offsets=np.cumsum(sizes) - sizes,
@@ -341,8 +347,28 @@ class TokenStore:
             codebook_size=self._header.spec.codebook_size,
         )
 
+    def _packed_again(self, codes: list[Codes], n_quantizers: int) -> PackedBatch:
+        """A batch in which codebooks of lower rates are at the full one, as `PackedBatch` has them."""
+        layout = BlockLayout(n_quantizers, self._layout.bits, (1,) * n_quantizers)
+        packed = [pack_blocks(layout, rows) for rows in codes]
+        sizes = np.array([len(data) for data in packed], np.int64)
+        lengths = np.array([rows.shape[1] for rows in codes], np.int64)
+        return PackedBatch(
+            data=np.frombuffer(bytearray().join([*packed, bytes(SPARE_BYTES)]), np.uint8),
+            offsets=np.cumsum(sizes) - sizes,
+            first_frame=np.zeros_like(lengths),
+            lengths=lengths,
+            last_run_bytes=layout.run_bytes(((lengths - 1) & (BLOCK_FRAMES - 1)) + 1),
+            block_stride=layout.block_stride,
+            n_quantizers=n_quantizers,
+            bits=layout.bits,
+            codebook_size=self._header.spec.codebook_size,
+        )
+
     def _read_spans(self, numbers: Numbers, spans: list[tuple[int, int]]) -> list[memoryview]:
         """The bytes of each span, which lies in the shard of the item of that number."""
+        if len(self._shards) == 1:
+            return self._shards[0].file.read_many(spans)
         views = [memoryview(b"")] * len(spans)
         for shard, rows, _ in self._by_shard(numbers):
             members = rows.tolist()
@@ -356,7 +382,7 @@ class TokenStore:
         Args:
             progress: Called now and then with the bytes checked since the last call, in all `num_bytes`.
         """
-        for shard in self._ready()._shards:
+        for shard in self._checked_shards():
             yield from verify_shard(shard, progress)
 
     # --- finding
@@ -374,6 +400,7 @@ class TokenStore:
         if len(self._shards) == 1:
             return self._shards[0], number
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
+        self._shards[which].file.check()
         return self._shards[which], number - int(self._starts[which])
 
     def _key_bytes(self, number: int) -> memoryview:
@@ -396,6 +423,7 @@ class TokenStore:
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for n in np.unique(which).tolist():
             rows = np.flatnonzero(which == n)
+            self._shards[n].file.check()
             yield self._shards[n], rows, numbers[rows] - self._starts[n]
 
     def _find(self, key: str) -> int:
@@ -417,20 +445,22 @@ class TokenStore:
         """Each key's item number and its CRC-32: `_find`, vectorised."""
         encoded = [_encoded(key) for key in keys]
         crcs = [crc32(key) for key in encoded]
-        numbers = np.full(len(keys), -1)
         positions = np.searchsorted(self._hash, np.array(crcs, np.uint32))
-        if len(self):
-            candidates = self._order[np.minimum(positions, len(self) - 1)].astype(np.int64)
-            for shard, rows, items in self._by_shard(candidates):
-                starts, ends = shard.key_spans(items)
-                for row, start, end in zip(rows.tolist(), starts, ends, strict=True):
-                    if shard.keys[start:end] == encoded[row]:
-                        numbers[row] = candidates[row]
-        for row in np.flatnonzero(numbers < 0).tolist():
+        numbers = self._order.take(positions, mode="clip").astype(np.int64) if len(self) else np.full(len(keys), -1)
+        for row in np.flatnonzero(~self._have_keys(numbers, encoded)).tolist():
             numbers[row] = self._find_from(encoded[row], int(positions[row]))
             if numbers[row] < 0:
                 raise self._no_item(keys[row])
         return numbers, crcs
+
+    def _have_keys(self, numbers: Numbers, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Whether the items of these numbers have these keys."""
+        same = np.zeros(len(keys), bool)
+        for shard, rows, items in self._by_shard(numbers) if len(self) else ():
+            starts, ends = shard.key_spans(items)
+            stored = shard.keys
+            same[rows] = [stored[a:b] == keys[i] for i, a, b in zip(rows.tolist(), starts, ends, strict=True)]
+        return same
 
     def _no_item(self, key: str) -> InputError:
         return InputError(f"no item {key!r} in {self!r}; keys() lists what there is")
@@ -444,10 +474,17 @@ class TokenStore:
     # --- life
 
     def _ready(self) -> TokenStore:
-        """This store, opened again if it was closed or has just been unpickled."""
+        """This store, opened again if it was closed or has just been unpickled; its only shard, if so, checked."""
         if not self._shards:
             self._open()
+        if len(self._shards) == 1:  # of many, those are checked that are looked into
+            self._shards[0].file.check()
         return self
+
+    def _checked_shards(self) -> Iterator[Shard]:
+        for shard in self._ready()._shards:
+            shard.file.check()
+            yield shard
 
     def close(self) -> None:
         """Let go of the files. A later call opens them again."""
@@ -492,7 +529,8 @@ class _Keys(Sequence[str]):
         return key in self._store
 
     def __iter__(self) -> Iterator[str]:
-        return (self._store._key(i) for i in range(len(self)))
+        for first in range(0, len(self), _KEYS_AT_ONCE):
+            yield from self[first : first + _KEYS_AT_ONCE]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

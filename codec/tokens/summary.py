@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from codec.errors import TokenFileError
 from codec.tokens.store import TokenStore
 
 # Read for the codebook statistics: enough for stable figures, quick on any store.
@@ -114,9 +115,12 @@ def _usage(store: TokenStore) -> tuple[list[CodebookUsage], int]:
     histogram = np.zeros((store.n_quantizers, size), np.int64)
     for i in range(count):
         key = keys[i * len(keys) // count]
+        if key not in store:
+            found = f"{store!r}: the index lists key {key!r} but doesn't find it"
+            raise TokenFileError(f"{found}; verify() names the damage; restore the file from a copy")
         codes = store.read(key, 0, min(store.info(key).num_frames, _SAMPLED_FRAMES))
-        for level, row in enumerate(codes):
-            histogram[level] += np.bincount(row, minlength=size)
+        for level, (row, divisor) in enumerate(zip(codes, store.frame_divisors, strict=True)):
+            histogram[level] += np.bincount(row[::divisor], minlength=size)
     usage = []
     for row in histogram if count else ():
         share = row[row > 0] / row.sum()

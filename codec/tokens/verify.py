@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from codec.errors import TokenFileError
+from codec.tokens.blocks import unpack_blocks
 from codec.tokens.index import Shard
-from codec.tokens.layout import BLOCK_FRAMES, CRC_BYTES, bad_blocks, damaged
-from codec.tokens.packing import unpack
+from codec.tokens.layout import BLOCK_FRAMES, bad_blocks, damaged
 from codec.tokens.records import parse_head, parse_meta
 
 _READ_BYTES = 4 << 20  # read at once; also how often `progress` hears
@@ -50,7 +50,7 @@ def verify_shard(shard: Shard, progress: Callable[[int], None] | None = None) ->
         part = slice(item, item + _ITEMS_AT_ONCE)
         samples = shard.num_samples[part].astype(np.int64)
         starts = shard.offset[part].astype(np.int64)
-        ends = starts + shard.item_bytes(shard.num_frames_of(samples))
+        ends = starts + shard.layout.item_bytes(shard.num_frames_of(samples))
         # As many items as one read should fetch, and at least one.
         count = max(1, int(np.searchsorted(ends, begin + _READ_BYTES, side="right")))
         data = shard.file.read(begin, int(ends[count - 1]))
@@ -100,8 +100,9 @@ def _code_errors(shard: Shard, item: int, blocks: memoryview) -> Iterator[tuple[
     layout, size, num_frames = shard.layout, shard.header.spec.codebook_size, shard.frames(item)
     for block, a in enumerate(range(0, len(blocks), layout.block_stride)):
         frames = min(BLOCK_FRAMES, num_frames - block * BLOCK_FRAMES)
-        runs = np.frombuffer(blocks, np.uint8, layout.block_bytes(frames) - CRC_BYTES, a)
-        largest = int(unpack(runs.reshape(layout.n_quantizers, -1), layout.bits, frames).max())
+        codes = np.empty((layout.n_quantizers, frames), np.int64)
+        unpack_blocks(layout, blocks[a:], frames, codes)
+        largest = int(codes.max())
         if largest >= size:
             found = f"block {block} holds code {largest}"
             offset = int(shard.offset[item]) + a

@@ -17,20 +17,19 @@ import numpy.typing as npt
 from codec.errors import InputError, TokenFileError
 from codec.frames import num_frames
 from codec.spec import CodecSpec
+from codec.tokens.blocks import IntCodes, pack_blocks
 from codec.tokens.files import UNFINISHED, LocalFile, StorePath, claim, is_remote, local_path
 from codec.tokens.index import IndexBuilder
 from codec.tokens.layout import (
     BLOCK_FRAMES,
-    CRC_BYTES,
     Header,
+    are_frame_divisors,
     bad_blocks,
-    block_crc,
     codec_differences,
     encode_header,
     header_bytes,
     parse_header,
 )
-from codec.tokens.packing import pack
 from codec.tokens.records import (
     RecordHead,
     check_num_samples,
@@ -41,8 +40,6 @@ from codec.tokens.records import (
 from codec.tokens.store import TokenStore
 
 _FRAMES_AT_ONCE = 64 * BLOCK_FRAMES  # packed and written at once: bounds the temporaries of a long item
-
-IntCodes = npt.NDArray[np.integer]
 
 
 class TokenWriter:
@@ -56,12 +53,16 @@ class TokenWriter:
         path: The shard, local, by custom `NAME.ctok` (a folder of those is a store).
         spec: The codec that makes the codes.
         n_quantizers: Codebooks to store, from the first; None stores all of the codec's.
+        frame_divisors: For codebooks at different rates (SNAC's are 4, 2, 1): of each, the number of frames
+            that share one code, a power of two up to 256. Codes come at the full rate, each repeated in all
+            of its frames (`np.repeat`), and are stored once. None means 1 for all.
         resume: Go on with what a writer of the same codec left, finished or not: whole items are kept
             (`key in writer`), what follows them is cut off. Where there is nothing, start.
         force: Replace what is there.
 
     Raises:
-        InputError: `path` exists and neither `resume` nor `force` is given; `n_quantizers` is out of range.
+        InputError: `path` exists and neither `resume` nor `force` is given; `n_quantizers` or
+            `frame_divisors` are out of range.
         TokenFileError: Another writer holds the shard; what is to be resumed isn't of this codec.
     """
 
@@ -71,6 +72,7 @@ class TokenWriter:
         spec: CodecSpec,
         *,
         n_quantizers: int | None = None,
+        frame_divisors: Sequence[int] | None = None,
         resume: bool = False,
         force: bool = False,
     ) -> None:
@@ -86,8 +88,12 @@ class TokenWriter:
         self.spec = spec
         self.n_quantizers = quantizers
         self._temporary = self.path + UNFINISHED
-        start = encode_header(spec, quantizers)
-        self._header, self._header_text = Header(spec, quantizers, len(start)), start
+        divisors = (1,) * quantizers if frame_divisors is None else tuple(frame_divisors)
+        if not are_frame_divisors(divisors, quantizers):
+            limit = f"they must be {quantizers} powers of two from 1 to {BLOCK_FRAMES}, one per codebook"
+            raise InputError(f"frame_divisors are {frame_divisors!r}; {limit}")
+        start = encode_header(spec, quantizers, divisors)
+        self._header, self._header_text = Header(spec, quantizers, divisors, len(start)), start
         self._layout = self._header.layout
         self._fd: int | None = None
         self._closed = False
@@ -138,6 +144,7 @@ class TokenWriter:
             TokenFileError: The disk is full, say. What was written before is safe.
         """
         array = self._check_codes(key, codes)
+        self._check_repeats(key, array)
         frames = array.shape[1]
         check_num_samples(key, num_samples)
         self._check_length(key, num_samples, frames)
@@ -147,7 +154,7 @@ class TokenWriter:
         with self._undone_on_error():
             for first in range(0, frames, _FRAMES_AT_ONCE):
                 part = array[:, first : first + _FRAMES_AT_ONCE]
-                pending += self._blocks(part, key_crc, first // BLOCK_FRAMES)
+                pending += pack_blocks(self._layout, part, key_crc, first // BLOCK_FRAMES)
                 position = self._write(pending, position)
                 pending = b""
         self._commit(head, first_block, position)
@@ -178,7 +185,9 @@ class TokenWriter:
         """
         item = self._begun("append")
         array = self._check_codes(item.key, codes, at_least=0)
-        item.rest = np.concatenate([item.rest, array], axis=1, dtype=np.int64)
+        rest = np.concatenate([item.rest, array], axis=1, dtype=np.int64)
+        self._check_repeats(item.key, rest, item.frames)
+        item.rest = rest
         self._write_blocks(item, item.rest.shape[1] // BLOCK_FRAMES * BLOCK_FRAMES)
 
     def end(self, num_samples: int) -> None:
@@ -253,6 +262,19 @@ class TokenWriter:
                 )
         return array
 
+    def _check_repeats(self, key: str, codes: IntCodes, start_frame: int = 0) -> None:
+        """Codes [K, t] whose first frame starts a block: the frames that share a code must have the same."""
+        for first, stop, divisor in self._layout.groups:
+            if divisor > 1:
+                rows = codes[first:stop]
+                wrong = rows != np.repeat(rows[:, ::divisor], divisor, axis=1)[:, : rows.shape[1]]
+                if wrong.any():
+                    level, frame = (int(n[0]) for n in np.nonzero(wrong))
+                    raise InputError(
+                        f"{key!r}: the code of codebook {first + level} changes at frame {start_frame + frame}; "
+                        f"it has one per {divisor} frames; give codes at the full rate, each repeated {divisor} times"
+                    )
+
     def _check_length(self, key: str, num_samples: int, frames: int) -> None:
         hop = self.spec.hop_length
         if frames < 1 or num_frames(num_samples, hop) != frames:
@@ -287,29 +309,12 @@ class TokenWriter:
 
     # --- bytes
 
-    def _blocks(self, codes: IntCodes, key_crc: int, block: int) -> bytes:
-        """The blocks of `codes` [K, t], the first of which is number `block`."""
-        layout = self._layout
-        quantizers, frames = codes.shape
-        full, rest = divmod(frames, BLOCK_FRAMES)
-        padded = np.zeros((full + (rest > 0), quantizers, BLOCK_FRAMES), np.uint64)
-        if full:
-            whole = codes[:, : frames - rest].reshape(quantizers, full, BLOCK_FRAMES)
-            padded[:full] = whole.transpose(1, 0, 2)
-        if rest:
-            padded[full, :, :rest] = codes[:, frames - rest :]
-        pieces = []
-        for n, runs in enumerate(pack(padded, layout.bits)):
-            data = (runs if n < full else runs[:, : layout.run_bytes(rest)]).tobytes()
-            pieces += [data, block_crc(data, key_crc, block + n).to_bytes(CRC_BYTES, "little")]
-        return b"".join(pieces)
-
     def _write_blocks(self, item: _OpenItem, count: int) -> None:
         """Write the first `count` of an open item's waiting frames."""
         with self._undone_on_error():
             for first in range(0, count, _FRAMES_AT_ONCE):
                 part = item.rest[:, first : min(first + _FRAMES_AT_ONCE, count)]
-                blocks = self._blocks(part, item.key_crc, item.frames // BLOCK_FRAMES)
+                blocks = pack_blocks(self._layout, part, item.key_crc, item.frames // BLOCK_FRAMES)
                 item.position = self._write(blocks, item.position)
                 item.frames += part.shape[1]
         item.rest = item.rest[:, count:].copy()

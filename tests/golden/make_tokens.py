@@ -15,11 +15,17 @@ from codec.spec import CodecSpec
 from codec.tokens import TokenWriter
 
 
-def codes_of(item: int, n_quantizers: int, num_frames: int, codebook_size: int) -> np.ndarray:
+def codes_of(
+    item: int, n_quantizers: int, num_frames: int, codebook_size: int, divisors: tuple[int, ...] | None = None
+) -> np.ndarray:
     """Codes that any language can compute: no random generator."""
     k, t = np.mgrid[:n_quantizers, :num_frames]
+    t = t // np.array(divisors or (1,))[:, None]
     return (item * 7919 + k * 104729 + t * t * 31 + t * 17) % codebook_size
 
+
+# file -> frames that share a code, per codebook, where that isn't 1 everywhere
+FRAME_DIVISORS = {"tokens_multiscale.ctok": (4, 2, 1, 1, 256)}
 
 # file -> (n_quantizers of the codec, stored, codebook_size, hop, [(key, num_samples, gain, meta)])
 FILES: dict[str, tuple[int, int, int, int, list[tuple[str, int, float | None, dict[str, Any] | None]]]] = {
@@ -45,6 +51,13 @@ FILES: dict[str, tuple[int, int, int, int, list[tuple[str, int, float | None, di
     ),
     "tokens_64x65536.ctok": (64, 64, 65536, 1, [("wide", 5, None, None)]),
     "tokens_empty.ctok": (4, 4, 512, 320, []),
+    "tokens_multiscale.ctok": (
+        5,
+        5,
+        4096,
+        512,
+        [("one", 1, None, None), ("ragged", 512 * 301, 0.5, {"speaker": "a"}), ("whole", 512 * 256, None, None)],
+    ),
 }
 
 
@@ -61,9 +74,10 @@ def make(folder: Path) -> None:
             encode_context=(2, 1),
             decode_context=None,
         )
-        with TokenWriter(folder / name, spec, n_quantizers=stored, force=True) as writer:
+        divisors = FRAME_DIVISORS.get(name)
+        with TokenWriter(folder / name, spec, n_quantizers=stored, frame_divisors=divisors, force=True) as writer:
             for i, (key, num_samples, gain, meta) in enumerate(items):
-                codes = codes_of(i, stored, spec.num_frames(num_samples), codebook_size)
+                codes = codes_of(i, stored, spec.num_frames(num_samples), codebook_size, divisors)
                 writer.add(key, codes, num_samples=num_samples, gain=gain, meta=meta)
 
 

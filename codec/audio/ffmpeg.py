@@ -1,0 +1,79 @@
+"""What only FFmpeg decodes, through torchcodec."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from codec.audio.info import SALVAGE, AudioInfo
+from codec.audio.opening import Source
+from codec.audio.sndfile import reason_of
+from codec.errors import AudioFileError
+
+# Headers of FFmpeg's containers round durations, and count the encoder's padding or not.
+_DURATION_SLACK_SECONDS = 0.25
+
+
+class FFmpegReader:
+    """torchcodec. Decodes the whole: its excerpts are exact in some formats and not in others."""
+
+    def __init__(self, source: Source, container: str, allow_truncated: bool) -> None:
+        decoder_type, reason = torchcodec_decoder()
+        if decoder_type is None:
+            raise AudioFileError(
+                f"{source.name}: {container} files are decoded by FFmpeg, which torchcodec did not find "
+                f"({reason}); install FFmpeg 4 to 8 (`apt-get install ffmpeg`), or convert the file to wav, "
+                "flac, ogg or mp3"
+            )
+        try:
+            # Absolute: FFmpeg takes what precedes a colon for a protocol.
+            path = os.path.abspath(source.path) if source.path else source.read_at(0, source.size)
+            decoder = decoder_type(path)
+            self._wave: Tensor = decoder.get_all_samples().data
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise AudioFileError(
+                f"{source.name}: FFmpeg cannot decode this {container} file ({reason_of(error).splitlines()[0]})"
+            ) from error
+        metadata = decoder.metadata
+        self.info = AudioInfo(
+            sample_rate=metadata.sample_rate,
+            num_samples=self._wave.shape[1],
+            channels=self._wave.shape[0],
+            container=container,
+            codec=metadata.codec,
+            bit_depth=None,
+            scanned=True,
+        )
+        expected = metadata.duration_seconds_from_header
+        if expected and expected - self.info.seconds > _DURATION_SLACK_SECONDS and not allow_truncated:
+            raise AudioFileError(
+                f"{source.name}: is cut or damaged: its header promises {expected:.3f} s, "
+                f"{self.info.seconds:.3f} s are there; {SALVAGE}"
+            )
+
+    def blocks(self, start: int, num_samples: int, *, integers: bool = False) -> Iterator[NDArray[Any]]:
+        """As `Reader.blocks`."""
+        yield self._wave[:, start : start + num_samples].numpy().T
+
+    def splits(self) -> bool:
+        """As `Reader.splits`."""
+        return False
+
+    def check(self) -> None:
+        """As `Reader.check`."""
+
+
+@functools.lru_cache(maxsize=1)
+def torchcodec_decoder() -> tuple[Any, str]:
+    """The decoder class of torchcodec, or None and why not."""
+    try:
+        from torchcodec.decoders import AudioDecoder  # type: ignore[attr-defined]
+    except (ImportError, OSError, RuntimeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return None, lines[0] if lines else type(error).__name__
+    return AudioDecoder, ""

@@ -1,0 +1,134 @@
+"""Whether a flac file's end is there: libsndfile notices only when it decodes up to it."""
+
+from __future__ import annotations
+
+import functools
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec.audio import mpeg
+from codec.audio.info import ByteSource
+
+_COLUMNS = 256
+_MAX_FRAME = 1 << 22
+# Tags and junk that may follow the last frame.
+_MAX_TAGS = 1 << 16
+_MIN_FRAME = 10
+_BLOCK_SIZES = {1: 192, **{2 + i: 576 << i for i in range(4)}, **{8 + i: 256 << i for i in range(8)}}
+
+
+def missing_end(source: ByteSource) -> str | None:
+    """What says that the file's length isn't what its header says, in words.
+
+    None if the last frame ends, with its checksum, at the sample that the header promises; also where the
+    header promises nothing, or nothing like a frame is near the end: then only decoding can tell.
+    """
+    start = mpeg.id3_length(source.read_at(0, 10)) + 4
+    head = source.read_at(start, 38)
+    if len(head) < 38 or head[0] & 127:
+        return None
+    (max_block,) = struct.unpack_from(">H", head, 6)
+    max_frame = int.from_bytes(head[11:14], "big")
+    (packed,) = struct.unpack_from(">Q", head, 14)
+    channels, bits, total = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & (1 << 36) - 1
+    longest = max_frame or 18 + (max_block * channels * (bits + 1) + 7) // 8
+    if not total or longest > _MAX_FRAME:
+        return None
+    last = None
+    for window in (longest, longest + _MAX_TAGS):
+        tail = source.read_at(max(0, source.size - window), window)
+        at = tail.rfind(b"\xff")
+        while at >= 0:
+            found = _frame_stop(tail, at, max_block)
+            if found is not None:
+                last = max(last or 0, found)
+                if found == total and _is_whole(tail, at, longest):
+                    return None
+            at = tail.rfind(b"\xff", 0, at)
+    if last is None:
+        return None
+    if last == total:
+        return f"its last frame is not whole, {total} samples were promised"
+    return f"its header promises {total} samples, its last frame ends at {last}"
+
+
+def _frame_stop(data: bytes, at: int, max_block: int) -> int | None:
+    """The sample at which the frame ends whose header is at `at`; None if there is no header."""
+    head = data[at : at + 16]
+    if len(head) < 6 or head[1] & 0xFE != 0xF8 or head[3] & 1:
+        return None
+    number, length = _number(head)
+    size_code, rate_code = head[2] >> 4, head[2] & 15
+    end = 4 + length + {6: 1, 7: 2}.get(size_code, 0) + {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
+    if number is None or len(head) <= end or _crc8(head[:end]) != head[end]:
+        return None
+    block = _BLOCK_SIZES.get(size_code, 0)
+    if size_code in (6, 7):
+        block = int.from_bytes(head[4 + length : 4 + length + size_code - 5], "big") + 1
+    if not block:
+        return None
+    return (number if head[1] & 1 else number * max_block) + block
+
+
+def _number(head: bytes) -> tuple[int | None, int]:
+    """The frame's or sample's number, coded like UTF-8, and its bytes."""
+    first = head[4]
+    if first < 128:
+        return first, 1
+    length = 8 - (first ^ 255).bit_length()
+    if not 2 <= length <= 7:
+        return None, 0
+    number = first & (127 >> length)
+    for byte in head[5 : 4 + length]:
+        if byte >> 6 != 2:
+            return None, 0
+        number = number << 6 | byte & 63
+    return number, length
+
+
+def _is_whole(data: bytes, at: int, longest: int) -> bool:
+    """The frame at `at` ends with its checksum, at the end of the data or (before tags) anywhere."""
+    if _crc16(data[at:]) == 0:
+        return True
+    state, table = 0, _table16()[-1].tolist()
+    for index, byte in enumerate(data[at : at + longest]):
+        state = (state << 8 & 0xFF00) ^ table[state >> 8 ^ byte]
+        if state == 0 and index >= _MIN_FRAME - 1:
+            return True
+    return False
+
+
+def _crc8(data: bytes) -> int:
+    state = 0
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = (state << 1 ^ (7 if state & 128 else 0)) & 255
+    return state
+
+
+@functools.lru_cache(maxsize=1)
+def _table16() -> NDArray[np.uint16]:
+    """`[column, byte]`: what a byte adds to the checksum of a row that ends after the last column."""
+    table = np.arange(256, dtype=np.uint32) << 8
+    for _ in range(8):
+        table = (table << 1 ^ np.where(table & 0x8000, 0x8005, 0)) & 0xFFFF
+    columns = [table]
+    for _ in range(_COLUMNS - 1):
+        before = columns[-1]
+        columns.append((before << 8 & 0xFF00) ^ table[before >> 8])
+    return np.array(columns[::-1], np.uint16)
+
+
+def _crc16(data: bytes) -> int:
+    """The checksum, by rows: zeros in front change nothing."""
+    table = _table16()
+    padded = data.rjust(-(-len(data) // _COLUMNS) * _COLUMNS, b"\0")
+    rows = np.frombuffer(padded, np.uint8).reshape(-1, _COLUMNS)
+    state = 0
+    for row in np.bitwise_xor.reduce(table[np.arange(_COLUMNS), rows], axis=1).tolist():
+        # What the rows before left moves on by a row: as two bytes at its beginning do.
+        state = int(table[0, state >> 8] ^ table[1, state & 255]) ^ row
+    return state
