@@ -30,6 +30,24 @@ def small_codec(**changes) -> SoundStream:
     return codec
 
 
+def num_ties(codec: SoundStream, latents: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> int:
+    """Frames whose codes differ, each of which must be a tie: two entries equally near within float32 rounding.
+
+    latents `[T, D]`, codes `[K, T]`. After a tie the later levels quantize another residual and may differ freely.
+    """
+    frames = (ours != theirs).any(0).nonzero().flatten().tolist()
+    for frame in frames:
+        residual = latents[frame].double()
+        for level, codebook in enumerate(codec.quantizer.codebooks.double()):
+            a, b = codebook[ours[level, frame]], codebook[theirs[level, frame]]
+            if not torch.equal(a, b):
+                gap = (residual - a).square().sum() - (residual - b).square().sum()
+                assert gap.abs() < 1e-5 * residual.square().sum(), f"frame {frame}, level {level} isn't a tie"
+                break
+            residual = residual - a
+    return len(frames)
+
+
 @pytest.fixture(scope="session")
 def lookahead_codec() -> SoundStream:
     return small_codec()

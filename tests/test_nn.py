@@ -161,6 +161,8 @@ def test_codebooks_follow_their_vectors_and_dead_entries_come_back():
     torch.manual_seed(0)
     quantizer = _quantizer(n_quantizers=1, decay=0.8).train()
     quantizer.initialise(torch.randn(64, 4) * 0.01)  # bunched at the origin
+    quantizer.sums[0, 8:] += 1000 * quantizer.counts[0, 8:, None]  # and half of them out of reach
+    quantizer.codebooks[0, 8:] += 1000
     latents = torch.randn(4, 50, 4) * 5
     first = (quantizer(latents, torch.full((4,), 1)).quantized - latents).square().mean()
     for _ in range(60):

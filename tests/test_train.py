@@ -68,6 +68,7 @@ def test_a_run_trains_resumes_and_exports(recipe, tmp_path):
     assert state["global_step"] == 14
     assert log.exists()
     assert load_codec(folder).spec.weights_hash != codec.spec.weights_hash
+    assert not torch.equal(load_codec(folder).quantizer.codebooks, codec.quantizer.codebooks)
     with pytest.raises(ConfigError, match=r"last\.ckpt exists; resume it"):
         train(load_config(recipe), resume=False, progress=False)
 
