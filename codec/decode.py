@@ -18,7 +18,6 @@ from codec.errors import InputError, TokenFileError
 from codec.model import Codec
 from codec.nn.spectral import frame_mask
 from codec.sources import Excerpt, TokenBatch, Tokens, output_names, write_array
-from codec.spec import CodecSpec
 from codec.tokens import PackedBatch, TokenStore
 
 Output = Literal["wave", "mel", "codes"]
@@ -106,15 +105,6 @@ class BatchDecoder:
         for batch in batches:
             yield {name: self.decode(part) if isinstance(part, TokenBatch) else part for name, part in batch.items()}
 
-    def check(self, spec: CodecSpec) -> None:
-        """Raises `TokenFileError` if tokens of `spec` are not this codec's: decoding them would give noise."""
-        ours = self.codec.spec
-        if spec.weights_hash != ours.weights_hash:
-            raise TokenFileError(
-                f"the tokens are of {spec.name} ({spec.weights_hash[:12]}…), this codec is {ours.name} "
-                f"({ours.weights_hash[:12]}…); load the codec that wrote them"
-            )
-
     @torch.no_grad()
     def decode(self, batch: TokenBatch) -> DecodedBatch:
         """One packed batch → padded batch on the codec's device.
@@ -122,7 +112,7 @@ class BatchDecoder:
         Raises:
             TokenFileError: The tokens are of another codec, or hold a code outside the codebook.
         """
-        self.check(batch.spec)
+        self.codec.spec.check_tokens(batch.spec)
         device = self.codec.device
         codes = unpack_codes(batch.packed, device)
         skip, frames = batch.skip.to(device), batch.lengths.to(device)
@@ -206,7 +196,7 @@ def decode_store(
     """
     started = time.monotonic()
     decoder = BatchDecoder(codec, output)
-    decoder.check(store.spec)
+    codec.spec.check_tokens(store.spec)
     keys = list(store.keys())
     root = Path(folder)
     targets = [root / name for name in output_names(keys, ".wav" if output == "wave" else ".npy")]

@@ -144,11 +144,7 @@ def _checked(codec: Codec | None, store: TokenStore, rate: int) -> Codec:
     spec = store.spec
     if codec is None:
         raise InputError(f"the input is a token store of {spec.name}; give the codec that wrote it")
-    if spec.weights_hash != codec.spec.weights_hash:
-        raise TokenFileError(
-            f"the tokens are of {spec.name} ({spec.weights_hash[:12]}…), this codec is {codec.spec.name} "
-            f"({codec.spec.weights_hash[:12]}…); load the codec that wrote them"
-        )
+    codec.spec.check_tokens(spec)
     if spec.sample_rate != rate:
         raise InputError(
             f"the settings are for {rate} Hz and {spec.name} decodes to {spec.sample_rate} Hz; choose settings with "

@@ -261,19 +261,22 @@ class SoundStream(nn.Module, Codec):
     def spec(self) -> CodecSpec:
         """Identity and geometry. The hash is of the present weights, computed once: don't train after asking."""
         if self._spec is None:
-            c = self.config
-            self._spec = CodecSpec(
-                name=c.name,
-                weights_hash=content_hash(c, self.state_dict()),
-                sample_rate=c.sample_rate,
-                hop_length=c.hop_length,
-                channels=c.channels,
-                n_quantizers=c.n_quantizers,
-                codebook_size=c.codebook_size,
-                encode_context=self.encoder.context,
-                decode_context=self.decoder.wave_context,
-            )
+            self._spec = self._spec_of(content_hash(self.config, self.state_dict()))
         return self._spec
+
+    def _spec_of(self, weights_hash: str) -> CodecSpec:
+        c = self.config
+        return CodecSpec(
+            name=c.name,
+            weights_hash=weights_hash,
+            sample_rate=c.sample_rate,
+            hop_length=c.hop_length,
+            channels=c.channels,
+            n_quantizers=c.n_quantizers,
+            codebook_size=c.codebook_size,
+            encode_context=self.encoder.context,
+            decode_context=self.decoder.wave_context,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -365,7 +368,7 @@ class SoundStream(nn.Module, Codec):
         document["model"] = self.config.to_dict()  # type: ignore[assignment]
         _replace(path / "model.safetensors", save_safetensors(stored))
         _replace(path / "config.json", (json.dumps(document, indent=2) + "\n").encode())
-        return load_codec(path).spec
+        return self._spec_of(digest)
 
     def _check_wave(self, wave: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
         """`[B, C, N]` on the model's device, lengths `[B]`, and whether any row is shorter than N."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from codec import frames
-from codec.errors import InputError
+from codec.errors import InputError, TokenFileError
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,14 @@ class CodecSpec:
     def num_frames(self, num_samples: int) -> int:
         """Frames that cover `num_samples` samples."""
         return frames.num_frames(num_samples, self.hop_length)
+
+    def check_tokens(self, tokens: CodecSpec) -> None:
+        """Raises `TokenFileError` if `tokens` are not of this codec: decoding them would give noise."""
+        if tokens.weights_hash != self.weights_hash:
+            raise TokenFileError(
+                f"the tokens are of {tokens.name} ({tokens.weights_hash[:12]}…), this codec is {self.name} "
+                f"({self.weights_hash[:12]}…); load the codec that wrote them"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON types."""
