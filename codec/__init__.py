@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from codec.excerpts import RandomExcerpts as RandomExcerpts
     from codec.excerpts import Uniform as Uniform
     from codec.features import MelSpectrogram as MelSpectrogram
+    from codec.loading import load_codec as load_codec
     from codec.model import Codec as Codec
     from codec.model import Codes as Codes
     from codec.model import SoundStream as SoundStream
-    from codec.model import load_codec as load_codec
     from codec.sources import Arrays as Arrays
     from codec.sources import AudioFiles as AudioFiles
     from codec.sources import Excerpt as Excerpt
@@ -71,7 +71,7 @@ _MODULE_OF = {
     "Uniform": "excerpts",
     "audio_info": "audio",
     "encode_corpus": "encode",
-    "load_codec": "model",
+    "load_codec": "loading",
     "read_audio": "audio",
     "read_audio_batch": "audio",
     "write_audio": "audio",

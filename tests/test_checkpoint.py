@@ -6,9 +6,9 @@ import torch
 from conftest import DATA
 from pystoi import stoi
 
+from codec import load_codec
 from codec.audio import read_audio
 from codec.features import MelSettings, MelSpectrogram
-from codec.model import load_codec
 
 SPEECH = ["speech_it_male_first-in-queue_16k.wav", "speech_ru_female_first-in-queue_16k.flac"]
 

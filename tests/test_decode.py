@@ -184,7 +184,7 @@ def test_a_damaged_end_leaves_nothing_in_the_next_item(tmp_path, lookahead_codec
 
 @pytest.mark.cuda
 def test_cuda_unpacks_and_decodes_what_the_cpu_does(tmp_path, stores, lookahead_codec, cuda):
-    from codec.model import load_codec
+    from codec import load_codec
 
     lookahead_codec.save(tmp_path)
     device_codec = load_codec(tmp_path, device=cuda)

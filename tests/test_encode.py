@@ -106,7 +106,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, corpus, lookahea
 KILLED = """
 import os, signal, sys
 from codec.encode import encode_corpus
-from codec.model import load_codec
+from codec import load_codec
 
 def die(done, total, seconds):
     if done >= int(sys.argv[4]):

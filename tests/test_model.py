@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from codec import load_codec
 from codec.errors import CheckpointError, ConfigError, InputError
-from codec.model import Codes, SoundStreamConfig, load_codec
+from codec.model import Codes, SoundStreamConfig
 
 HOP = 320
 FULL_SCALE_TOLERANCE = 1e-4  # DESIGN's invariant 2

@@ -5,8 +5,8 @@ import sys
 
 from conftest import DATA
 
+from codec import load_codec
 from codec.encode import encode_corpus
-from codec.model import load_codec
 
 ROOT = DATA.parents[1]
 README = (ROOT / "README.md").read_text()

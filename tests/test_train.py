@@ -5,9 +5,9 @@ import torch
 import yaml
 from conftest import DATA, SMALL
 
+from codec import load_codec
 from codec.audio import read_audio, write_audio
 from codec.errors import AudioFileError, ConfigError, TrainingError
-from codec.model import load_codec
 from codec.train import (
     AugmentConfig,
     CodecTraining,

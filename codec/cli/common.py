@@ -47,7 +47,7 @@ def load(name: str, device: str) -> Any:
     """Loads a codec; a device that can't be used is an `InputError`."""
     import torch
 
-    from codec.model import load_codec
+    from codec.loading import load_codec
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -32,7 +32,7 @@ def info(
 
         facts = asdict(audio_info(target))
     else:
-        from codec.model import load_codec
+        from codec.loading import load_codec
 
         spec = load_codec(path).spec
         facts = {**spec.to_dict(), "bitrate_bps": float(spec.bitrate_bps), "frame_rate": float(spec.frame_rate)}

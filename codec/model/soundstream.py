@@ -1,4 +1,4 @@
-"""wave ↔ codes ↔ mel: the `Codec` interface, the SoundStream model, `load_codec` and `save`."""
+"""`SoundStream`: the codec that this project trains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import json
 import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,13 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from codec.errors import CheckpointError, ConfigError, InputError
+from codec.model.interface import Codec, Codes, check_codes, check_wave, cut_rows
 from codec.nn.rvq import QuantizerOutput, ResidualVectorQuantizer
 from codec.nn.spectral import SpectralDecoder, SpectralEncoder, frame_mask
 from codec.spec import CodecSpec
 
 FORMAT_VERSION = 1
 TRAINING_STATE = ("quantizer.counts", "quantizer.sums")
-
 
 DEFAULT_MEL = {
     "sample_rate": 16000,
@@ -37,94 +35,6 @@ DEFAULT_MEL = {
     "f_max": 8000.0,
     "floor": 1e-5,
 }
-
-
-@dataclass(frozen=True)
-class Codes:
-    """A batch of encoded waves.
-
-    Attributes:
-        codes: int64 `[B, K, T]`; entries beyond a row's length are 0 and mean nothing.
-        lengths: int64 `[B]`, valid frames of each row.
-        num_samples: int64 `[B]`, samples of each row's wave: `lengths == ceil(num_samples / hop_length)`.
-    """
-
-    codes: Tensor
-    lengths: Tensor
-    num_samples: Tensor
-
-    def __repr__(self) -> str:
-        shape, frames, samples = list(self.codes.shape), self.lengths.tolist(), self.num_samples.tolist()
-        return f"Codes(codes={shape}, lengths={frames}, num_samples={samples})"
-
-
-class Codec(ABC):
-    """What every codec offers. Rows of a batch may have any lengths; each comes out as it would alone."""
-
-    @property
-    @abstractmethod
-    def spec(self) -> CodecSpec:
-        """Identity and geometry."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the weights are."""
-
-    @property
-    @abstractmethod
-    def mel_hop_length(self) -> int:
-        """Samples per frame of `decode_mel`; divides `spec.hop_length`."""
-
-    @property
-    @abstractmethod
-    def mel_floor(self) -> float:
-        """What `decode_mel` holds beyond a row's end: the log-mel of silence."""
-
-    @abstractmethod
-    def encode(self, wave: Tensor, lengths: Tensor | None = None, *, n_quantizers: int | None = None) -> Codes:
-        """Encodes a batch of waves.
-
-        Args:
-            wave: `[B, C, N]` (or `[C, N]`: a batch of one), float, nominal range −1…1, at `spec.sample_rate`.
-            lengths: int64 `[B]`, valid samples of each row, each ≥ 1; all N if None.
-            n_quantizers: Codebooks to use, the first ones; all if None.
-
-        Returns:
-            `Codes` with T = `ceil(max(lengths) / hop_length)`.
-
-        Raises:
-            InputError: A wrong shape, dtype, channel count, length or number of quantizers.
-        """
-
-    @abstractmethod
-    def decode(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Decodes a batch of codes to waves `[B, C, N]`, float32, zeros beyond each row's end.
-
-        Args:
-            codes: `Codes` (the wave then has exactly the encoded samples), or int64 `[B, K, T]` / `[K, T]` with
-                any 1 ≤ K ≤ `spec.n_quantizers` (the wave then has `hop_length` samples per frame).
-            lengths: int64 `[B]`, valid frames of each row, when `codes` is a tensor.
-
-        Raises:
-            InputError: A wrong shape or dtype, codes outside the codebook, lengths outside the batch.
-        """
-
-    @abstractmethod
-    def decode_mel(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Decodes straight to log-mel `[B, M, F]`, float32, without making a wave.
-
-        Arguments as for `decode`. A row of n samples has `ceil(n / mel_hop_length)` mel frames; beyond them the
-        result holds `mel_floor`.
-        """
-
-    def stream_encoder(self, *, n_quantizers: int | None = None) -> StreamEncoder:
-        """A stateful encoder: chunks of any size in, the codes that are complete out; equals one `encode`."""
-        return StreamEncoder(self, n_quantizers=n_quantizers)
-
-    def stream_decoder(self) -> StreamDecoder:
-        """A stateful decoder: chunks of codes in, the wave that is complete out; equals one `decode`."""
-        return StreamDecoder(self)
 
 
 @dataclass(frozen=True)
@@ -256,6 +166,7 @@ class SoundStream(nn.Module, Codec):
             **shared,
         )
         self._spec: CodecSpec | None = None
+        self._geometry = self._spec_of("")  # for checks of arguments: no hash of weights that may still be trained
 
     @property
     def spec(self) -> CodecSpec:
@@ -305,7 +216,7 @@ class SoundStream(nn.Module, Codec):
     @torch.no_grad()
     def encode(self, wave: Tensor, lengths: Tensor | None = None, *, n_quantizers: int | None = None) -> Codes:
         """See `Codec.encode`."""
-        wave, lengths, ragged = self._check_wave(wave, lengths)
+        wave, lengths, ragged = check_wave(self._geometry, self.device, wave, lengths)
         if n_quantizers is not None and not 1 <= n_quantizers <= self.config.n_quantizers:
             raise InputError(f"n_quantizers is {n_quantizers}; this codec has 1 to {self.config.n_quantizers}")
         codes = self.quantizer.encode(self.latents(wave, lengths if ragged else None), n_quantizers)
@@ -319,17 +230,17 @@ class SoundStream(nn.Module, Codec):
         """See `Codec.decode`."""
         trunk, mask, num_samples = self._trunk(codes, lengths)
         wave: Tensor = self.decoder.wave_head(trunk, mask)
-        return _cut(wave, num_samples, 0.0)
+        return cut_rows(wave, num_samples, 0.0)
 
     @torch.no_grad()
     def decode_mel(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
         """See `Codec.decode_mel`."""
         trunk, _, num_samples = self._trunk(codes, lengths)
-        return _cut(self.decoder.mel_head(trunk), -(-num_samples // self.mel_hop_length), self.mel_floor)
+        return cut_rows(self.decoder.mel_head(trunk), -(-num_samples // self.mel_hop_length), self.mel_floor)
 
     def _trunk(self, codes: Codes | Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """The decoder's trunk, its frame mask if rows differ, and the samples of each row."""
-        tensor, frames, ragged = self._check_codes(codes, lengths)
+        tensor, frames, ragged = check_codes(self._geometry, self.device, codes, lengths)
         mask = frame_mask(frames, tensor.shape[-1]) if ragged else None
         num_samples = codes.num_samples if isinstance(codes, Codes) else frames * self.config.hop_length
         return self.decoder.trunk(self.quantizer.decode(tensor), mask), mask, num_samples.to(tensor.device)
@@ -370,166 +281,6 @@ class SoundStream(nn.Module, Codec):
         _replace(path / "config.json", (json.dumps(document, indent=2) + "\n").encode())
         return self._spec_of(digest)
 
-    def _check_wave(self, wave: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-        """`[B, C, N]` on the model's device, lengths `[B]`, and whether any row is shorter than N."""
-        if wave.ndim == 2:
-            wave = wave[None]
-        if wave.ndim != 3 or wave.shape[0] < 1 or wave.shape[2] < 1:
-            raise InputError(f"wave has shape {list(wave.shape)}; it must be [B, C, N] or [C, N] with B and N ≥ 1")
-        if wave.shape[1] != self.config.channels:
-            raise InputError(
-                f"wave has {wave.shape[1]} channels; {self.config.name} has {self.config.channels}: "
-                "mix or split them first"
-            )
-        if not wave.is_floating_point():
-            raise InputError(f"wave has dtype {wave.dtype}; it must be float in −1…1: divide int16 by 32768")
-        wave = wave.to(self.device)
-        lengths, ragged = _check_lengths(lengths, wave.shape[0], wave.shape[2], "samples", self.device)
-        wave = wave[..., : int(lengths.max())]
-        ragged = ragged and bool((lengths < wave.shape[2]).any())
-        if ragged:
-            wave = torch.where(frame_mask(lengths, wave.shape[2]).transpose(1, 2), wave, 0.0)
-        if not bool(torch.isfinite(wave).all()):
-            raise InputError("wave holds NaN or infinite samples; repair or drop them before encoding")
-        return wave, lengths, ragged
-
-    def _check_codes(self, codes: Codes | Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-        if isinstance(codes, Codes):
-            if lengths is not None:
-                raise InputError("lengths is given beside Codes, which carry their own; pass only one of them")
-            lengths = codes.lengths
-            codes = codes.codes
-        if codes.ndim == 2:
-            codes = codes[None]
-        limit = self.config.n_quantizers
-        if codes.ndim != 3 or codes.shape[0] < 1 or codes.shape[2] < 1 or not 1 <= codes.shape[1] <= limit:
-            raise InputError(
-                f"codes have shape {list(codes.shape)}; they must be [B, K, T] or [K, T] with K from 1 to {limit}"
-            )
-        if codes.is_floating_point() or codes.dtype == torch.bool:
-            raise InputError(f"codes have dtype {codes.dtype}; they must be integers")
-        codes = codes.to(self.device, torch.int64)
-        low, high = int(codes.min()), int(codes.max())
-        if low < 0 or high >= self.config.codebook_size:
-            raise InputError(f"codes range from {low} to {high}; the codebook has 0 to {self.config.codebook_size - 1}")
-        lengths, ragged = _check_lengths(lengths, codes.shape[0], codes.shape[2], "frames", self.device)
-        return codes, lengths, ragged
-
-
-def _check_lengths(
-    lengths: Tensor | None, num_rows: int, limit: int, unit: str, device: torch.device
-) -> tuple[Tensor, bool]:
-    if lengths is None:
-        return torch.full((num_rows,), limit, device=device), False
-    if lengths.shape != (num_rows,) or lengths.is_floating_point():
-        raise InputError(f"lengths is {lengths.dtype} {list(lengths.shape)}; it must be integer [{num_rows}]")
-    low, high = int(lengths.min()), int(lengths.max())
-    if low < 1 or high > limit:
-        raise InputError(f"lengths range from {low} to {high} {unit}; they must lie in 1…{limit}")
-    return lengths.to(device, torch.int64), low < limit
-
-
-def _cut(data: Tensor, lengths: Tensor, fill: float) -> Tensor:
-    """`[B, X, N]` cut at the longest row, `fill` beyond each row's end."""
-    data = data[..., : int(lengths.max())]
-    if bool((lengths < data.shape[-1]).any()):
-        data = torch.where(frame_mask(lengths, data.shape[-1]).transpose(1, 2), data, fill)
-    return data
-
-
-class StreamEncoder:
-    """Encodes a wave that arrives in chunks; the codes equal those of one `encode` over the whole.
-
-    Keeps the declared context and no more, so memory is constant. Rows of a batch advance together.
-
-    Example:
-        >>> codec = SoundStream(SoundStreamConfig())
-        >>> stream = codec.stream_encoder()
-        >>> wave = torch.zeros(1, 1, 8000)
-        >>> parts = [stream.push(wave[..., :5000]), stream.push(wave[..., 5000:]), stream.flush()]
-        >>> torch.equal(torch.cat(parts, -1), codec.encode(wave).codes)
-        True
-    """
-
-    def __init__(self, codec: Codec, *, n_quantizers: int | None = None) -> None:
-        if codec.spec.encode_context is None:
-            raise InputError(f"{codec.spec.name} has unbounded encode context; it can't be streamed by chunks")
-        self._codec = codec
-        self._n_quantizers = n_quantizers
-        self._left, self._right = codec.spec.encode_context
-        self._buffer: Tensor | None = None
-        self._first_frame = 0  # frame at which the buffer begins
-        self._emitted = 0  # frames handed out
-
-    def push(self, wave: Tensor) -> Tensor:
-        """Takes `[B, C, n]`, returns int64 `[B, K, t]`, t ≥ 0: the frames whose context is complete."""
-        self._buffer = wave if self._buffer is None else torch.cat([self._buffer, wave], -1)
-        hop = self._codec.spec.hop_length
-        complete = self._first_frame + self._buffer.shape[-1] // hop
-        return self._emit(complete - self._right)
-
-    def flush(self) -> Tensor:
-        """Ends the wave: returns the remaining frames, the last one zero-padded, and starts afresh."""
-        if self._buffer is None or self._buffer.shape[-1] == 0:
-            raise InputError("flush before any sample was pushed; a wave has at least 1 sample")
-        hop = self._codec.spec.hop_length
-        codes = self._emit(self._first_frame - (-self._buffer.shape[-1] // hop))
-        self._buffer, self._first_frame, self._emitted = None, 0, 0
-        return codes
-
-    def _emit(self, end: int) -> Tensor:
-        assert self._buffer is not None
-        if end <= self._emitted:
-            num_rows, k = self._buffer.shape[0], self._n_quantizers or self._codec.spec.n_quantizers
-            return torch.zeros(num_rows, k, 0, dtype=torch.int64, device=self._codec.device)
-        codes = self._codec.encode(self._buffer, n_quantizers=self._n_quantizers).codes
-        codes = codes[..., self._emitted - self._first_frame : end - self._first_frame]
-        self._emitted = end
-        keep_from = max(0, end - self._left)
-        self._buffer = self._buffer[..., (keep_from - self._first_frame) * self._codec.spec.hop_length :].clone()
-        self._first_frame = keep_from
-        return codes
-
-
-class StreamDecoder:
-    """Decodes codes that arrive in chunks; the wave equals that of one `decode` over the whole (float32 rounding)."""
-
-    def __init__(self, codec: Codec) -> None:
-        if codec.spec.decode_context is None:
-            raise InputError(f"{codec.spec.name} has unbounded decode context; it can't be streamed by chunks")
-        self._codec = codec
-        self._left, self._right = codec.spec.decode_context
-        self._buffer: Tensor | None = None
-        self._first_frame = 0
-        self._emitted = 0
-
-    def push(self, codes: Tensor) -> Tensor:
-        """Takes int64 `[B, K, t]`, returns wave `[B, C, n]`, n ≥ 0: the samples whose context is complete."""
-        self._buffer = codes if self._buffer is None else torch.cat([self._buffer, codes], -1)
-        return self._emit(self._first_frame + self._buffer.shape[-1] - self._right)
-
-    def flush(self) -> Tensor:
-        """Ends the codes: returns the remaining samples and starts afresh."""
-        if self._buffer is None or self._buffer.shape[-1] == 0:
-            raise InputError("flush before any frame was pushed; codes have at least 1 frame")
-        wave = self._emit(self._first_frame + self._buffer.shape[-1])
-        self._buffer, self._first_frame, self._emitted = None, 0, 0
-        return wave
-
-    def _emit(self, end: int) -> Tensor:
-        assert self._buffer is not None
-        spec = self._codec.spec
-        if end <= self._emitted:
-            return torch.zeros(self._buffer.shape[0], spec.channels, 0, device=self._codec.device)
-        wave = self._codec.decode(self._buffer)
-        first, last = (n - self._first_frame for n in (self._emitted, end))
-        wave = wave[..., first * spec.hop_length : last * spec.hop_length]
-        self._emitted = end
-        keep_from = max(0, end - self._left)
-        self._buffer = self._buffer[..., keep_from - self._first_frame :].clone()
-        self._first_frame = keep_from
-        return wave
-
 
 def content_hash(config: SoundStreamConfig, tensors: dict[str, Tensor]) -> str:
     """The codec's identity: SHA-256 (hex) over configuration and weights as they will be loaded, in float32."""
@@ -542,37 +293,14 @@ def content_hash(config: SoundStreamConfig, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_folders() -> Iterator[Path]:
-    """Where named checkpoints are looked for: inside an installed wheel, then beside a source checkout."""
-    package = Path(__file__).parent
-    yield package / "checkpoints"
-    yield package.parent / "checkpoints"
-
-
-def load_codec(
-    name_or_path: str | os.PathLike[str],
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
+def load_checkpoint(
+    folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> SoundStream:
-    """Loads a codec, ready to encode and decode.
-
-    Args:
-        name_or_path: The name of a shipped checkpoint (`speech_16k`), or a folder with `config.json` and
-            `model.safetensors`.
-        device: Where to put it.
-        dtype: Of the network's weights (float32 if None). The quantizer, the inverse STFT and the outputs stay
-            float32.
+    """Loads what `SoundStream.save` wrote; see `codec.load_codec`.
 
     Raises:
-        CheckpointError: Not found, damaged, of another architecture or a newer version.
-
-    Example:
-        >>> codec = load_codec("speech_16k")
-        >>> codec.spec.frame_rate
-        Fraction(50, 1)
+        CheckpointError: Damaged, of another architecture or a newer version.
     """
-    folder = _find_checkpoint(name_or_path)
     config_path, weights_path = folder / "config.json", folder / "model.safetensors"
     try:
         document = json.loads(config_path.read_bytes())
@@ -610,19 +338,6 @@ def load_codec(
         for part in (codec.encoder, codec.decoder):
             part.to(dtype)
     return codec.to(device)
-
-
-def _find_checkpoint(name_or_path: str | os.PathLike[str]) -> Path:
-    if Path(name_or_path).is_dir():
-        return Path(name_or_path)
-    shipped = []
-    for folder in checkpoint_folders():
-        if (folder / name_or_path / "config.json").is_file():
-            return folder / name_or_path
-        if folder.is_dir():
-            shipped += sorted(p.name for p in folder.iterdir() if (p / "config.json").is_file())
-    names = ", ".join(shipped) or "none shipped"
-    raise CheckpointError(f"no codec {str(name_or_path)!r}: neither a folder nor a shipped checkpoint ({names})")
 
 
 def _replace(path: Path, data: bytes) -> None:
