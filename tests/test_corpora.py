@@ -487,3 +487,48 @@ def test_a_package_without_recordings_is_an_error(tree):
     package = replace(TOY, suffixes=(".flac",))
     with pytest.raises(corpus.CorpusError, match=r"no \.flac files below .*delete"):
         list(corpus.scan(package, tree))
+
+
+# Files of training voices that are kept out
+
+
+def test_a_tenth_of_the_wordings_of_a_training_voice_is_kept_out_and_wordings_never_straddle():
+    words = [f"sentence number {n}, please" for n in range(4000)]
+    splits = [corpus.split_of("anna", text) for text in words]
+    assert set(splits) == {"train", "seen"}
+    assert 0.08 < splits.count("seen") / len(splits) < 0.12
+    # Case, punctuation and spaces don't make another wording, and other voices say it on the same side.
+    assert splits == [corpus.split_of("bert", f"  {text.upper()}! ") for text in words]
+
+
+def test_held_out_voices_and_foreign_sources_are_whole():
+    words = [str(n) for n in range(200)]
+    assert {corpus.split_of("ivrvoice-ru", text) for text in words} == {"test"}
+    assert {corpus.split_of("hedgewars-pirate", text) for text in words} == {"foreign"}
+    assert {corpus.split_of("max-mccracken", text) for text in words} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("voice_of", "path", "voice"),
+    [
+        ("tuxpaint_voice", "animals/birds/tux_desc_fr.ogg", ("tuxpaint-fr", "fr", "animals_birds_tux")),
+        ("tuxpaint_voice", "animals/tux_desc.ogg", ("tuxpaint-en", "en", "animals_tux")),
+        ("tuxpaint_voice", "town/bus_desc_pt_BR.wav", ("tuxpaint-pt-BR", "pt-BR", "town_bus")),
+        ("gcin_voice", "ㄊㄢ3/5.ogg", ("gcin-5", "zh", "310a-3122-3")),
+        ("hedgewars_voice", "Default_uk/Amazing.ogg", ("hedgewars-default_uk", "uk", "Amazing")),
+        ("hedgewars_voice", "Russian/Amazing.ogg", ("hedgewars-russian", "ru", "Amazing")),
+    ],
+)
+def test_voices_of_the_games_come_from_the_paths(voice_of, path, voice):
+    assert getattr(corpus, voice_of)(PurePosixPath(path)) == corpus.Voice(*voice)
+
+
+def test_stamp_descriptions_are_found_by_language(tmp_path):
+    folder = tmp_path / "usr/share/tuxpaint/stamps/animals"
+    folder.mkdir(parents=True)
+    (folder / "tux.txt").write_text("A penguin.\nfr.utf8=Un manchot.\nru.utf8=Пингвин.\n", encoding="utf-8")
+    assert corpus.tuxpaint_texts(tmp_path) == {
+        "animals/tux_desc": "A penguin.",
+        "animals/tux_desc_fr": "Un manchot.",
+        "animals/tux_desc_ru": "Пингвин.",
+    }
