@@ -340,7 +340,10 @@ def test_a_cut_file_raises_and_is_read_only_on_demand(made, whole, name, part):
     assert wave.shape[1] > (part - 0.4) * whole(name).shape[1]
     # A cut vorbis or mp3 block may differ where its end is missing.
     same = wave.shape[1] - 4096
-    assert torch.equal(wave[:, : max(0, same)], whole(name)[:, : max(0, same)])
+    expected = whole(name)[:, : max(0, same)]
+    # Vorbis is decoded by FFmpeg where it is whole, by libsndfile where it is cut: the last bit differs.
+    exact = not name.endswith(".ogg")
+    torch.testing.assert_close(wave[:, : max(0, same)], expected, rtol=0, atol=0 if exact else 1e-6)
 
 
 def test_a_cut_mp3_without_xing_header(without_xing):
@@ -373,7 +376,7 @@ def test_a_flipped_byte_anywhere_in_an_ogg_file_is_noticed(made, name):
 def test_a_vorbis_file_with_wrong_positions_is_not_sought(made, whole, tmp_path):
     (tmp_path / "moved.ogg").write_bytes(with_moved_positions((made / "stereo.ogg").read_bytes(), -3000))
     wave, _ = read_audio(tmp_path / "moved.ogg")
-    assert torch.equal(wave, whole("stereo.ogg")[:, :-3000])
+    torch.testing.assert_close(wave, whole("stereo.ogg")[:, :-3000], rtol=0, atol=1e-6)
     for start in range(0, wave.shape[1], 9973):
         excerpt, _ = read_audio(tmp_path / "moved.ogg", start_sample=start)
         assert torch.equal(excerpt, wave[:, start:])

@@ -504,6 +504,12 @@ def test_our_parsers_survive_anything(good, kind, data):
     stream[at:at] = data.draw(st.binary(max_size=40))
     source = Source(bytes(stream))
     flac.missing_end(source)
+    frames = flac.whole_stream(source)
+    if frames is not None:
+        found = flac.find_frame(source, frames, data.draw(st.integers(0, 40)), 0, frames.first)
+        assert found is None or frames.first <= found <= len(stream)
+    position = data.draw(st.integers(-10, 60000))
+    assert 0 <= ogg.find_page(source, 1, position, 0, 50000) <= len(stream)
     assert len(ogg.links(source)) <= 1 + len(stream) // 27
     ogg.first_damaged(source)
     pcm.layout(source)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from codec.audio.opening import AudioSource
     from codec.audio.reading import audio_info, read_audio
     from codec.audio.resampling import resample
+    from codec.audio.streaming import StreamResampler, stream_audio
     from codec.audio.threads import default_threads, recommended_threads
     from codec.audio.writing import WriteReport, write_audio
 
@@ -23,6 +24,7 @@ _MODULE_OF = {
     "AudioBatch": "batch",
     "AudioInfo": "info",
     "AudioSource": "opening",
+    "StreamResampler": "streaming",
     "WriteReport": "writing",
     "audio_info": "reading",
     "default_threads": "threads",
@@ -30,6 +32,7 @@ _MODULE_OF = {
     "read_audio_batch": "batch",
     "recommended_threads": "threads",
     "resample": "resampling",
+    "stream_audio": "streaming",
     "submit_audio_batch": "batch",
     "write_audio": "writing",
 }
@@ -39,6 +42,7 @@ __all__ = [
     "AudioBatch",
     "AudioInfo",
     "AudioSource",
+    "StreamResampler",
     "WriteReport",
     "audio_info",
     "default_threads",
@@ -47,6 +51,7 @@ __all__ = [
     "read_audio_batch",
     "recommended_threads",
     "resample",
+    "stream_audio",
     "submit_audio_batch",
     "write_audio",
 ]

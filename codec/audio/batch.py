@@ -188,7 +188,8 @@ class _Job:
         if any(isinstance(source, str) and "://" in source for source, _, _ in self._excerpts) and fetching > decoding:
             self._kind, self._num_threads, self._permits = "fetch", fetching, threading.Semaphore(decoding)
         num_rows = len(self._excerpts)
-        self._rows = _Rows([None] * num_rows, torch.zeros(num_rows, dtype=torch.int64))
+        with torch.inference_mode(False):  # the pool's threads, which are outside of a caller's, write to it
+            self._rows = _Rows([None] * num_rows, torch.zeros(num_rows, dtype=torch.int64))
         self._lock = threading.Lock()
         self._next = 0
         self._running = min(self._num_threads, num_rows)

@@ -19,6 +19,10 @@ from codec.errors import AudioFileError
 _DURATION_SLACK_SECONDS = 0.25
 
 
+# What torchcodec raises for files that FFmpeg can't decode.
+ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
+
+
 class FFmpegReader:
     """torchcodec. Decodes the whole: its excerpts are exact in some formats and not in others."""
 
@@ -31,11 +35,9 @@ class FFmpegReader:
                 "flac, ogg or mp3"
             )
         try:
-            # Absolute: FFmpeg takes what precedes a colon for a protocol.
-            path = os.path.abspath(source.path) if source.path else source.read_at(0, source.size)
-            decoder = decoder_type(path)
+            decoder = decoder_type(address(source.path or source.read_at(0, source.size)))
             self._wave: Tensor = decoder.get_all_samples().data
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except ERRORS as error:
             raise AudioFileError(
                 f"{source.name}: FFmpeg cannot decode this {container} file ({reason_of(error).splitlines()[0]})"
             ) from error
@@ -56,6 +58,10 @@ class FFmpegReader:
                 f"{self.info.seconds:.3f} s are there; {SALVAGE}"
             )
 
+    def wave(self, start: int, num_samples: int) -> Tensor | None:
+        """As `Reader.wave`."""
+        return self._wave[:, start : start + num_samples]
+
     def blocks(self, start: int, num_samples: int, *, integers: bool = False) -> Iterator[NDArray[Any]]:
         """As `Reader.blocks`."""
         yield self._wave[:, start : start + num_samples].numpy().T
@@ -66,6 +72,11 @@ class FFmpegReader:
 
     def check(self) -> None:
         """As `Reader.check`."""
+
+
+def address(audio: str | bytes) -> str | bytes:
+    """What torchcodec opens. A path is made absolute: FFmpeg takes what precedes a colon for a protocol."""
+    return os.path.abspath(audio) if isinstance(audio, str) else audio
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,9 +1,13 @@
-"""Whether a flac file's end is there: libsndfile notices only when it decodes up to it."""
+"""Flac's frames: where they are, and whether a file's last one is there.
+
+libsndfile notices a missing end only when it decodes up to it.
+"""
 
 from __future__ import annotations
 
 import functools
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +20,101 @@ _MAX_FRAME = 1 << 22
 # Tags and junk that may follow the last frame.
 _MAX_TAGS = 1 << 16
 _MIN_FRAME = 10
+_MAX_METADATA = 1000
+# A frame of blocks of one size begins so.
+_SYNC = b"\xff\xf8"
 _BLOCK_SIZES = {1: 192, **{2 + i: 576 << i for i in range(4)}, **{8 + i: 256 << i for i in range(8)}}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What STREAMINFO says of a file whose blocks are all of one size, and where its frames begin.
+
+    Attributes:
+        header: The beginning of a file of the same kind, up to its first frame.
+        first: Offset of the first frame.
+        longest: Bytes of the longest frame, or more.
+        block_size: Samples of a frame; the last one may have fewer.
+        sample_rate: Hz.
+        channels: Channels, C.
+        bit_depth: Bits of a value.
+        num_samples: Samples per channel.
+    """
+
+    header: bytes
+    first: int
+    longest: int
+    block_size: int
+    sample_rate: int
+    channels: int
+    bit_depth: int
+    num_samples: int
+
+
+def whole_stream(source: ByteSource) -> Stream | None:
+    """The stream, if all of it seems to be there and its frames can be found by their numbers."""
+    start = mpeg.id3_length(source.read_at(0, 10)) + 4
+    offset, last = start, False
+    for _ in range(_MAX_METADATA):
+        head = source.read_at(offset, 4)
+        if len(head) < 4:
+            return None
+        last = head[0] >= 128
+        offset += 4 + int.from_bytes(head[1:], "big")
+        if last:
+            break
+    block = source.read_at(start, 38)
+    if not last or len(block) < 38 or block[0] & 127 or block[1:4] != b"\0\0\x22":
+        return None
+    min_block, max_block = struct.unpack_from(">HH", block, 4)
+    max_frame = int.from_bytes(block[11:14], "big")
+    (packed,) = struct.unpack_from(">Q", block, 14)
+    rate, channels, bits, total = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & (1 << 36) - 1
+    longest = max_frame or _longest(max_block, channels, bits)
+    if min_block != max_block or min_block < 16 or not rate or not total or longest > _MAX_FRAME:
+        return None
+    if source.read_at(offset, 2) != _SYNC or missing_end(source) is not None:
+        return None
+    header = b"fLaC\x80" + block[1:]
+    return Stream(header, offset, longest, max_block, rate, channels, bits, total)
+
+
+def _longest(block_size: int, channels: int, bits: int) -> int:
+    return 18 + (block_size * channels * (bits + 1) + 7) // 8
+
+
+def find_frame(source: ByteSource, stream: Stream, number: int, before: int, offset: int) -> int | None:
+    """The first byte of a frame, at or behind the frame `before`, which lies at `offset`; the file's end behind all.
+
+    None if it isn't found.
+    """
+    end_number = -(-stream.num_samples // stream.block_size)
+    end = source.size
+    if number >= end_number:
+        return end
+    linear = False
+    while before < number:
+        guess = offset + (end - offset) * (number - before) // (end_number - before) - stream.longest // 2
+        at = offset if linear else max(offset, guess)
+        data = source.read_at(at, stream.longest + 16)
+        known = before, end_number
+        found = data.find(_SYNC, 1 if at == offset else 0)
+        while found >= 0:
+            stop = _frame_stop(data, found, stream.block_size)
+            seen = -1 if stop is None else (stop - 1) // stream.block_size
+            if before < seen <= number:
+                before, offset = seen, at + found
+            elif number < seen < end_number:
+                end_number, end = seen, at + found
+                break
+            found = data.find(_SYNC, found + 1)
+        if known == (before, end_number):
+            if at == offset:
+                return None
+            linear = True
+        else:
+            linear = False
+    return offset
 
 
 def missing_end(source: ByteSource) -> str | None:
@@ -33,7 +131,7 @@ def missing_end(source: ByteSource) -> str | None:
     max_frame = int.from_bytes(head[11:14], "big")
     (packed,) = struct.unpack_from(">Q", head, 14)
     channels, bits, total = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & (1 << 36) - 1
-    longest = max_frame or 18 + (max_block * channels * (bits + 1) + 7) // 8
+    longest = max_frame or _longest(max_block, channels, bits)
     if not total or longest > _MAX_FRAME:
         return None
     last = None
@@ -103,10 +201,18 @@ def _is_whole(data: bytes, at: int, longest: int) -> bool:
 def _crc8(data: bytes) -> int:
     state = 0
     for byte in data:
-        state ^= byte
-        for _ in range(8):
-            state = (state << 1 ^ (7 if state & 128 else 0)) & 255
+        state = _TABLE_8[state ^ byte]
     return state
+
+
+def _table8() -> bytes:
+    table = range(256)
+    for _ in range(8):
+        table = [(state << 1 ^ (7 if state & 128 else 0)) & 255 for state in table]  # type: ignore[assignment]
+    return bytes(table)
+
+
+_TABLE_8 = _table8()
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from torch import Tensor
 
 SALVAGE = "fetch it again, or read what is there with allow_truncated=True"
 
@@ -59,6 +60,9 @@ class Reader(Protocol):
         They are float32, or int16 where that loses nothing and either `integers` is asked for or costs nothing.
         Together they are fewer than asked for only where the file ends early.
         """
+
+    def wave(self, start: int, num_samples: int) -> Tensor | None:
+        """`[C, n]` float32, where the decoder gives memory of its own in this order; None asks for blocks."""
 
     def splits(self) -> bool:
         """An excerpt costs about what it is long, so that several threads can share a long one."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from codec.audio.info import ByteSource
 
 _MAX_PAGE = 27 + 255 + 255 * 255
 _READ_AT_ONCE = 1 << 22
+# Bytes looked at for a page.
+_NEAR = 1 << 14
 # A page that begins a stream.
 _BEGIN = b"OggS\0\2"
 
 
-@dataclass(frozen=True)
-class OggPage:
+class OggPage(NamedTuple):
     """One Ogg page's header: where it is, and what it says.
 
     Attributes:
@@ -25,23 +26,28 @@ class OggPage:
         num_bytes: Its length.
         granule: Samples of its stream up to its end; −1 if no packet ends in it.
         serial: Its stream's number.
+        number: Its own, one more than the page's before.
+        num_packets: Packets that end in it.
     """
 
     offset: int
     num_bytes: int
     granule: int
     serial: int
+    number: int
+    num_packets: int
 
 
-def _page(data: bytes, offset: int) -> OggPage | None:
+def _page(data: bytes, offset: int, start: int = 0) -> OggPage | None:
+    """The page at `offset` of the data, which begin at `start` in their file."""
     if len(data) < offset + 27:
         return None
-    magic, version, _, granule, serial, _, _, segments = struct.unpack_from("<4sBBqIIIB", data, offset)
+    magic, version, _, granule, serial, number, _, segments = struct.unpack_from("<4sBBqIIIB", data, offset)
     if magic != b"OggS" or version != 0:
         return None
     table = data[offset + 27 : offset + 27 + segments]
     num_bytes = 27 + segments + sum(table) if len(table) == segments else len(data)
-    return OggPage(offset, num_bytes, granule, serial)
+    return OggPage(start + offset, num_bytes, granule, serial, number, segments - table.count(255))
 
 
 def first_pages(source: ByteSource) -> list[OggPage]:
@@ -59,26 +65,62 @@ def _pages(source: ByteSource, start: int) -> list[OggPage]:
     pages = []
     offset = data.find(b"OggS")
     while offset >= 0:
-        page = _page(data, offset)
+        page = _page(data, offset, start)
         if page is None:
             offset = data.find(b"OggS", offset + 1)
             continue
-        pages.append(replace(page, offset=start + offset))
+        pages.append(page)
         offset = data.find(b"OggS", offset + page.num_bytes)
     return pages
 
 
 def all_pages(source: ByteSource) -> Iterator[OggPage]:
     """Every page from the beginning on, as far as they follow one another."""
-    start, offset, data = 0, 0, b""
+    return pages_from(source, 0, _READ_AT_ONCE)
+
+
+def pages_from(source: ByteSource, start: int, at_once: int = 2 * _MAX_PAGE) -> Iterator[OggPage]:
+    """The pages from the one at byte `start` on, as far as they follow one another."""
+    offset, data = 0, b""
     while True:
         if len(data) - offset < _MAX_PAGE and start + len(data) < source.size:
-            start, offset, data = start + offset, 0, source.read_at(start + offset, _READ_AT_ONCE)
-        page = _page(data, offset)
+            start, offset, data = start + offset, 0, source.read_at(start + offset, at_once)
+        page = _page(data, offset, start)
         if page is None:
             return
-        yield replace(page, offset=start + offset)
+        yield page
         offset += page.num_bytes
+
+
+def find_page(source: ByteSource, serial: int, position: int, first: int, num_samples: int) -> int:
+    """The first byte of a page that ends at sample `position` or before, near it; `first` if there is none.
+
+    Args:
+        source: The file.
+        serial: The stream's number.
+        position: A sample.
+        first: The first byte of the first page of audio.
+        num_samples: The position at which the last page ends.
+    """
+    low, low_sample, high, high_sample = first, 0, source.size, num_samples
+    while high - low > 2 * _NEAR and low_sample < position < high_sample:
+        guess = low + (high - low) * (position - low_sample) // (high_sample - low_sample) - _NEAR // 2
+        at = max(low + 1, guess)
+        data = source.read_at(at, min(_NEAR, high - at) + 27)
+        offset = data.find(b"OggS")
+        known = low, high
+        while offset >= 0:
+            page = _page(data, offset, at)
+            if page is not None and page.serial == serial and low_sample <= page.granule <= high_sample:
+                if page.granule > position:
+                    high, high_sample = page.offset, page.granule
+                    break
+                low, low_sample = page.offset, page.granule
+            offset = data.find(b"OggS", offset + 1)
+        if known == (low, high):
+            # A page longer than what was looked at, or none where it should be: from here on, page by page.
+            break
+    return low
 
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -94,7 +136,12 @@ def checksum(page: bytes) -> int:
 
 def damaged(source: ByteSource, page: OggPage) -> bool:
     """The page isn't what its checksum says."""
-    data = bytearray(source.read_at(page.offset, page.num_bytes))
+    return is_damaged(source.read_at(page.offset, page.num_bytes))
+
+
+def is_damaged(page: bytes) -> bool:
+    """The page's bytes aren't what their checksum says."""
+    data = bytearray(page)
     (stored,) = struct.unpack_from("<I", data, 22)
     data[22:26] = bytes(4)
     return checksum(bytes(data)) != int(stored)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from codec.audio.containers import STREAMED
 from codec.audio.info import AudioInfo, ByteSource
@@ -125,6 +126,10 @@ class PcmReader:
             if found * self._step < wanted:
                 return
             offset, left = offset + wanted, left - found
+
+    def wave(self, start: int, num_samples: int) -> Tensor | None:
+        """As `Reader.wave`."""
+        return None
 
     def splits(self) -> bool:
         """As `Reader.splits`."""

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import soundfile
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from codec.audio import flac, mpeg, ogg
 from codec.audio.facts import Facts
@@ -38,11 +40,13 @@ _BIT_DEPTHS = {
 _CODECS = {"MPEG_LAYER_I": "mp1", "MPEG_LAYER_II": "mp2", "MPEG_LAYER_III": "mp3"}
 # Values decoded at once: they stay in the core's cache until they are converted.
 _VALUES_AT_ONCE = 1 << 16
+# Values for which memory is taken at a header's word.
+_VALUES_ON_TRUST = 1 << 22
 # The longest vorbis block: what a page needs of the one before.
 _VORBIS_BLOCK = 8192
 _VORBIS_TRIAL_SECONDS = 3
 # An mp3 excerpt that begins earlier is decoded from the beginning: an index would cost more.
-_MP3_INDEX_FRAMES = 100
+_MP3_INDEX_FRAMES = 30
 _MP3_TRIAL_FRAMES = 12
 # Bytes of tags behind an mp3's last frame that don't make its header suspect.
 _MP3_TAGS = 4096
@@ -78,6 +82,7 @@ class SoundFileReader:
         self._allow_truncated = allow_truncated
         self._stream: bytes | None = None
         self._seek_limit: int | None = None
+        self._trial_rate: int | None = None
         scanned = False
         if container == "mp3":
             self._stream, scanned = self._checked_mp3()
@@ -119,18 +124,24 @@ class SoundFileReader:
         """As `Reader.blocks`."""
         # A decoder that fails leaves what it had: only float buffers show how much that is.
         integers = integers and self._subtype in _SIXTEEN_BITS and not self._allow_truncated
-        dtype = "int16" if integers else "float32"
+        yield from self._blocks(start, num_samples, "int16" if integers else "float32", None)
+
+    def _blocks(
+        self, start: int, num_samples: int, dtype: str, out: NDArray[np.float32] | None
+    ) -> Iterator[NDArray[Any]]:
         part = self._mp3_part(start, num_samples) if self._container == "mp3" else None
         if part is not None:
             stream, skip = part
             with self._file(stream) as file:
                 for _ in self._pieces(file, skip, dtype):
                     pass
-                yield from self._pieces(file, num_samples, dtype)
+                yield from self._pieces(file, num_samples, dtype, out)
             return
+        # First, because a trial reads the same bytes.
+        limit = self._limit() if start else None
         file, self._opened = self._opened or self._file(), None
         with file:
-            origin = start if self._seek_limit is None else min(start, self._seek_limit)
+            origin = start if limit is None else min(start, limit)
             try:
                 if origin:
                     file.seek(origin)
@@ -138,12 +149,17 @@ class SoundFileReader:
                 raise self._damaged(error) from error
             for _ in self._pieces(file, start - origin, dtype):
                 pass
-            yield from self._pieces(file, num_samples, dtype)
+            yield from self._pieces(file, num_samples, dtype, out)
 
-    def _pieces(self, file: ForwardFile, num_samples: int, dtype: str) -> Iterator[NDArray[Any]]:
-        """`[n, C]` pieces of the next samples until there are no more, each in the place of the one before."""
-        at_once = max(1, _VALUES_AT_ONCE // file.channels)
-        buffer = np.empty((min(num_samples, at_once), file.channels), dtype)
+    def _pieces(
+        self, file: ForwardFile, num_samples: int, dtype: str, out: NDArray[np.float32] | None = None
+    ) -> Iterator[NDArray[Any]]:
+        """`[n, C]` pieces of the next samples until there are no more, each in the place of the one before.
+
+        Or one piece, in `out` `[num_samples, C]`.
+        """
+        at_once = max(1, _VALUES_AT_ONCE // file.channels) if out is None else num_samples
+        buffer = np.empty((min(num_samples, at_once), file.channels), dtype) if out is None else out
         while num_samples > 0:
             wanted = min(num_samples, at_once)
             if self._allow_truncated:
@@ -182,10 +198,17 @@ class SoundFileReader:
         if not self._allow_truncated:
             page = _ogg_ends.get(self._source, lambda: self._damaged_end(subtype, sample_rate, num_samples))
             if page is not None:
-                raise self._damaged_page(page)
+                raise _damaged_page(self._source, page)
         self._seek_limit = 0
-        if subtype == "VORBIS":
-            self._seek_limit = _vorbis_limits.get(self._source, lambda: self._vorbis_limit(sample_rate))
+        # Found out when something is to be sought: it takes a trial.
+        self._trial_rate = sample_rate if subtype == "VORBIS" else None
+
+    def _limit(self) -> int | None:
+        """Samples up to which seeking is exact; None for all."""
+        if self._trial_rate is not None:
+            rate, self._trial_rate = self._trial_rate, None
+            self._seek_limit = _vorbis_limits.get(self._source, lambda: self._vorbis_limit(rate))
+        return self._seek_limit
 
     def _damaged_end(self, subtype: str, sample_rate: int, num_samples: int) -> ogg.OggPage | None:
         """What libsndfile passes over: pages with wrong checksums at the beginning and at the end."""
@@ -200,24 +223,25 @@ class SoundFileReader:
         pages = (*ogg.first_pages(self._source), *last)
         return next((page for page in pages if ogg.damaged(self._source, page)), None)
 
+    def wave(self, start: int, num_samples: int) -> Tensor | None:
+        """As `Reader.wave`: where there is one channel, so that both orders are the same."""
+        if self.info.channels > 1 or self._allow_truncated or num_samples > _VALUES_ON_TRUST:
+            return None
+        out = np.empty((num_samples, 1), np.float32)
+        found = sum(map(len, self._blocks(start, num_samples, "float32", out)))
+        return torch.from_numpy(out[:found].reshape(1, -1))
+
     def splits(self) -> bool:
         """As `Reader.splits`."""
         if self._container == "mp3":
             return self._subtype == "MPEG_LAYER_III" and self._indexed() is not None
-        return self._seek_limit is None or self._seek_limit > 0
+        limit = self._limit()
+        return limit is None or limit > 0
 
     def check(self) -> None:
         """As `Reader.check`."""
-        if self._container != "ogg":
-            return
-        page = _ogg_pages.get(self._source, lambda: ogg.first_damaged(self._source))
-        if page is not None:
-            raise self._damaged_page(page)
-
-    def _damaged_page(self, page: ogg.OggPage) -> AudioFileError:
-        return AudioFileError(
-            f"{self._source.name}: is damaged: its page at byte {page.offset} has a wrong checksum; {SALVAGE}"
-        )
+        if self._container == "ogg":
+            check_pages(self._source)
 
     def _vorbis_limit(self, sample_rate: int) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
@@ -318,6 +342,17 @@ class SoundFileReader:
         with self._file() as file:
             same = np.array_equal(file.read(length, dtype="float32", always_2d=True), decoded)
         return index if same else None
+
+
+def check_pages(source: Source) -> None:
+    """Raises for a damaged page of an Ogg file, which decoders pass over."""
+    page = _ogg_pages.get(source, lambda: ogg.first_damaged(source))
+    if page is not None:
+        raise _damaged_page(source, page)
+
+
+def _damaged_page(source: Source, page: ogg.OggPage) -> AudioFileError:
+    return AudioFileError(f"{source.name}: is damaged: its page at byte {page.offset} has a wrong checksum; {SALVAGE}")
 
 
 def reason_of(error: Exception) -> str:
