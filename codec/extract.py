@@ -6,8 +6,10 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from codec.audio import find_audio
-from codec.errors import CodecError, InputError, TokenFileError
+from codec.errors import AudioFileError, CodecError, InputError, TokenFileError
 from codec.features import MelSettings, MelSpectrogram
 from codec.model import Codec
 from codec.sources import AudioFiles, Excerpt, output_names, write_array
@@ -27,6 +29,8 @@ Format = Literal["npy", "npz"]
 PathLike = str | os.PathLike[str]
 SUMMARY = "features.json"
 """Beside `.npy` files and inside an `.npz`: settings, and for each key its array, samples and frames."""
+LONG_SECONDS = 60
+"""Files longer than this are read, and their features computed and written, in pieces of this length."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class ExtractReport:
         num_items: Arrays written.
         audio_seconds: Audio they stand for.
         elapsed_seconds: Wall time.
-        failures: key, path and error of each item that couldn't be read.
+        failures: key, path and error of each item that couldn't be read, or holds NaN.
     """
 
     num_items: int = 0
@@ -51,9 +55,9 @@ class _Item:
     key: str
     path: str
     num_samples: int
-    wave: Tensor | None
-    """Mono `[1, N]`, or None with `error`."""
-    error: str = ""
+    waves: Iterable[Tensor] = ()
+    """Mono `[1, n]`, one after the other; a CodecError while they are taken is this item's."""
+    error: CodecError | None = None
 
 
 def token_store(inputs: Sequence[PathLike]) -> TokenStore | None:
@@ -90,6 +94,8 @@ def extract_features(
     """Writes the features of each audio file, or of each item of a token store, as a float32 array `[M, F]`.
 
     Audio is resampled to the settings' rate and mixed to mono; tokens are decoded in batches on the codec's device.
+    Long items go through in pieces, in memory that doesn't depend on their length, unless the settings (log_range,
+    normalize) need the whole wave or the codec's context is unbounded. A bad item is reported; the others are written.
 
     Args:
         inputs: Audio files and folders; or token files and folders of them.
@@ -99,9 +105,9 @@ def extract_features(
         output_format: "npy" or "npz". `features.json`, in either, holds the settings and each array's length.
         codec: Decodes a token store; not needed for audio.
         device: Where the features of audio files are computed; those of tokens, where the codec is.
-        batch_frames: Codec frames decoded at once.
+        batch_frames: Codec frames decoded at once; longer items are decoded in pieces of this length.
         force: Replace what is there.
-        on_progress: Called with (items done, items in all, audio seconds so far).
+        on_progress: Called after each piece with (items done, items in all, audio seconds so far).
 
     Raises:
         InputError: No audio found, an unknown preset or format, an output is there already, audio and tokens
@@ -123,21 +129,51 @@ def extract_features(
         device, keys = codec.device, list(store.keys())
         items = _token_items(store, codec, batch_frames)
     mel.to(device)
-    writer = _Writer(Path(output), output_format, keys, force=force)
     report = ExtractReport()
-    for item in items:
-        if item.wave is None:
-            report.failures.append({"key": item.key, "path": item.path, "error": item.error})
-        else:
-            features = mel(item.wave.to(device))
-            writer.write(item.key, features[0], item.num_samples)
-            report.num_items += 1
-            report.audio_seconds += item.num_samples / rate
+
+    def progress(seconds: float) -> None:
         if on_progress is not None:
-            on_progress(report.num_items + len(report.failures), len(keys), report.audio_seconds)
-    writer.close(mel.settings)
+            on_progress(report.num_items + len(report.failures), len(keys), report.audio_seconds + seconds)
+
+    with _writer(Path(output), output_format, keys, mel.settings, force=force) as writer:
+        for item in items:
+            try:
+                if item.error is not None:
+                    raise item.error
+                blocks = _features(mel, item, lambda num_samples: progress(num_samples / rate))
+                writer.write(item.key, item.num_samples, mel.num_frames(item.num_samples), blocks)
+            except CodecError as error:
+                text = str(error) if item.path in str(error) else f"{item.path}: {error}"
+                report.failures.append({"key": item.key, "path": item.path, "error": text})
+            else:
+                report.num_items += 1
+                report.audio_seconds += item.num_samples / rate
+            progress(0)
     report.elapsed_seconds = time.monotonic() - started
     return report
+
+
+def _features(mel: MelSpectrogram, item: _Item, on_samples: Callable[[int], None]) -> Iterator[Tensor]:
+    """An item's features, in parts `[M, f]` that together are those of the whole."""
+    waves = (wave.to(mel.window.device) for wave in item.waves)
+    first = next(waves)
+    if first.shape[1] == item.num_samples:
+        yield _only(mel(first))
+        return
+    if not mel.settings.is_framewise:
+        yield _only(mel(torch.cat([first, *waves], 1)))
+        return
+    stream, num_samples = mel.stream(), 0
+    for wave in chain([first], waves):
+        yield stream.push(wave)[0]
+        num_samples += wave.shape[1]
+        on_samples(num_samples)
+    yield stream.flush()[0]
+
+
+def _only(features: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    assert isinstance(features, Tensor)
+    return features[0]
 
 
 def _checked(codec: Codec | None, store: TokenStore, rate: int) -> Codec:
@@ -155,14 +191,35 @@ def _checked(codec: Codec | None, store: TokenStore, rate: int) -> Codec:
 
 def _audio_items(found: Sequence[tuple[str, Path]], sample_rate: int) -> Iterator[_Item]:
     for key, path in found:
-        try:
+        with _named(path) as failed:
             source = AudioFiles({key: path}, sample_rate=sample_rate)
             num_samples = int(source.lengths()[0])
-            wave = source.get([Excerpt(key, 0, num_samples)])
-        except CodecError as error:
-            yield _Item(key, str(path), 0, None, str(error))
+            if num_samples == 0:
+                raise AudioFileError(f"{path}: holds no samples; leave it out")
+        if failed:
+            yield _Item(key, str(path), 0, error=failed[0])
         else:
-            yield _Item(key, str(path), num_samples, wave[0])
+            yield _Item(key, str(path), num_samples, _pieces(source, key, path, num_samples))
+
+
+def _pieces(source: AudioFiles, key: str, path: Path, num_samples: int) -> Iterator[Tensor]:
+    size = LONG_SECONDS * source.sample_rate
+    for start in range(0, num_samples, size):
+        with _named(path) as failed:
+            wave = source.get([Excerpt(key, start, min(size, num_samples - start))])[0]
+        if failed:
+            raise failed[0]
+        yield wave
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[list[CodecError]]:
+    """Catches an error into the list it gives: whatever a decoder makes of someone's file is that file's failure."""
+    failed: list[CodecError] = []
+    try:
+        yield failed
+    except Exception as error:
+        failed.append(error if isinstance(error, CodecError) else AudioFileError(f"{path}: {error!r}"))
 
 
 def _token_items(store: TokenStore, codec: Codec, batch_frames: int) -> Iterator[_Item]:
@@ -175,11 +232,15 @@ def _token_items(store: TokenStore, codec: Codec, batch_frames: int) -> Iterator
         except TokenFileError as error:
             yield from _decoded(store, codec, batch)
             batch, longest = [], 0
-            yield _Item(key, key, 0, None, str(error))
+            yield _Item(key, key, 0, error=error)
             continue
         if batch and max(longest, codes.shape[1]) * (len(batch) + 1) > batch_frames:
             yield from _decoded(store, codec, batch)
             batch, longest = [], 0
+        if codes.shape[1] > batch_frames and codec.spec.decode_context is not None:
+            num_samples = store.info(key).num_samples
+            yield _Item(key, key, num_samples, _decoded_pieces(codec, codes, num_samples, batch_frames))
+            continue
         batch.append((key, codes))
         longest = max(longest, codes.shape[1])
     yield from _decoded(store, codec, batch)
@@ -195,7 +256,32 @@ def _decoded(store: TokenStore, codec: Codec, batch: Sequence[tuple[str, NDArray
     waves = codec.decode(torch.from_numpy(padded).to(codec.device), torch.tensor(lengths, device=codec.device))
     for wave, (key, _) in zip(waves, batch, strict=True):
         num_samples = store.info(key).num_samples
-        yield _Item(key, key, num_samples, wave[:, :num_samples].mean(0, keepdim=True))
+        yield _Item(key, key, num_samples, [wave[:, :num_samples].mean(0, keepdim=True)])
+
+
+def _decoded_pieces(codec: Codec, codes: NDArray[Any], num_samples: int, size: int) -> Iterator[Tensor]:
+    """`[K, T]` → the wave in pieces."""
+    stream = codec.stream_decoder()
+    for start in range(0, codes.shape[1] + size, size):
+        piece = codes[None, :, start : start + size].astype(np.int64)
+        wave = stream.push(torch.from_numpy(piece).to(codec.device)) if piece.size else stream.flush()
+        wave = wave[0, :, :num_samples].mean(0, keepdim=True)
+        num_samples -= wave.shape[1]
+        yield wave
+
+
+@contextmanager
+def _writer(
+    output: Path, output_format: Format, keys: Sequence[str], settings: MelSettings, *, force: bool
+) -> Iterator[_Writer]:
+    """Opens the output; at the end writes the summary, or after an error removes what is unfinished."""
+    writer = _Writer(output, output_format, keys, force=force)
+    try:
+        yield writer
+        writer.close(settings)
+    except BaseException:
+        writer.cancel()
+        raise
 
 
 class _Writer:
@@ -206,6 +292,7 @@ class _Writer:
         self._names = dict(zip(keys, output_names(keys, ".npy"), strict=True))
         self._items: dict[str, dict[str, Any]] = {}
         self._archive: zipfile.ZipFile | None = None
+        self._temporary: Path | None = None
         if output_format == "npz":
             targets = [output]
         else:
@@ -220,21 +307,45 @@ class _Writer:
             self._temporary = output.with_name(output.name + ".tmp")
             self._archive = zipfile.ZipFile(self._temporary, "w", zipfile.ZIP_STORED)
 
-    def write(self, key: str, features: Tensor, num_samples: int) -> None:
+    def write(self, key: str, num_samples: int, num_frames: int, blocks: Iterator[Tensor]) -> None:
+        """Writes an item's `[M, F]`, which comes in parts `[M, f]`."""
+        first = next(blocks)
         name = self._names[key]
-        array = features.cpu()
-        if self._archive is None:
-            target = self._output / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_array(target, array)
+        target = self._output / name if self._archive is None else self._output
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if first.shape[1] == num_frames:
+            if self._archive is None:
+                write_array(target, first)
+            else:
+                self._add(key, first.cpu().numpy())
         else:
-            # np.savez would need every array in memory at once; np.load drops the members' ".npy".
-            name = key + ".npy"
-            with self._archive.open(name, "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(array.numpy()))
-        self._items[key] = {"array": name, "num_samples": num_samples, "num_frames": array.shape[1]}
+            temporary = target.with_name(target.name + ".part")
+            try:
+                shape = (first.shape[0], num_frames)
+                array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+                end = 0
+                for block in chain([first], blocks):
+                    array[:, end : end + block.shape[1]] = block.cpu().numpy()
+                    end += block.shape[1]
+                assert end == num_frames
+                array.flush()
+                if self._archive is None:
+                    temporary.replace(target)
+                else:
+                    self._add(key, array)
+            finally:
+                temporary.unlink(missing_ok=True)
+        array_name = name if self._archive is None else key + ".npy"
+        self._items[key] = {"array": array_name, "num_samples": num_samples, "num_frames": num_frames}
+
+    def _add(self, key: str, array: NDArray[Any]) -> None:
+        assert self._archive is not None
+        # np.savez would need every array in memory at once; np.load drops the members' ".npy".
+        with self._archive.open(key + ".npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, np.ascontiguousarray(array))
 
     def close(self, settings: MelSettings) -> None:
+        """Adds the summary, and gives the archive its name."""
         summary = json.dumps({"settings": settings.to_dict(), "items": self._items}, indent=1)
         if self._archive is None:
             self._output.mkdir(parents=True, exist_ok=True)
@@ -242,6 +353,13 @@ class _Writer:
             temporary.write_text(summary)
             temporary.replace(self._output / SUMMARY)
         else:
+            assert self._temporary is not None
             self._archive.writestr(SUMMARY, summary)
             self._archive.close()
             self._temporary.replace(self._output)
+
+    def cancel(self) -> None:
+        """Leaves no half-written archive."""
+        if self._archive is not None and self._temporary is not None:
+            self._archive.close()
+            self._temporary.unlink(missing_ok=True)

@@ -1,16 +1,21 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
+from codec import extract
 from codec.errors import InputError, TokenFileError
 from codec.extract import SUMMARY, extract_features, token_store
 from codec.features import PRESETS, MelSettings, MelSpectrogram
+from codec.sources import AudioFiles
 from codec.tokens import TokenStore, TokenWriter
 
+MESSAGE = "decoder's own trouble"
 DATA = Path(__file__).parent / "data"
 CLIPS = ["speech_it_male_first-in-queue_16k.wav", "speech_ru_female_first-in-queue_16k.flac"]
 
@@ -100,6 +105,107 @@ def test_a_bad_item_is_reported_and_the_others_are_written(tmp_path, corpus, sto
     assert report.num_items + len(report.failures) == 6
     assert len(report.failures) == 1
     assert "item" in report.failures[0]["key"]
+
+
+def test_whatever_a_decoder_raises_is_that_files_failure(tmp_path, corpus, monkeypatch):
+    get = AudioFiles.get
+
+    def failing(self, requests):
+        if "_it_" in requests[0].key:
+            raise RuntimeError(MESSAGE)
+        return get(self, requests)
+
+    monkeypatch.setattr(AudioFiles, "get", failing)
+    report = extract_features([corpus], tmp_path / "mel")
+    assert report.num_items == 1
+    assert report.failures == [
+        {"key": CLIPS[0], "path": str(corpus / CLIPS[0]), "error": f"{corpus / CLIPS[0]}: {RuntimeError(MESSAGE)!r}"}
+    ]
+
+
+def test_files_of_nan_and_of_nothing_are_named(tmp_path, corpus):
+    wave = np.zeros(16000, np.float32)
+    wave[500] = np.nan
+    soundfile.write(corpus / "nan.wav", wave, 16000, subtype="FLOAT")
+    soundfile.write(corpus / "nothing.wav", wave[:0], 16000)
+    done = []
+    report = extract_features([corpus], tmp_path / "mel", on_progress=lambda *a: done.append(a))
+    assert report.num_items == 2
+    assert {failure["key"] for failure in report.failures} == {"nan.wav", "nothing.wav"}
+    assert all(failure["path"] in failure["error"] for failure in report.failures)
+    assert done[-1] == (4, 4, report.audio_seconds)
+    assert set(json.loads((tmp_path / "mel" / SUMMARY).read_text())["items"]) == set(CLIPS)
+
+
+@pytest.mark.parametrize("preset", ["codec", "kaldi", "encodec", "whisper"])
+@pytest.mark.parametrize("output_format", ["npy", "npz"])
+def test_long_files_go_through_in_pieces(tmp_path, corpus, monkeypatch, preset, output_format):
+    settings = replace(PRESETS[preset], sample_rate=16000, f_max=8000.0)
+    arrays, longest = [], []
+    get = AudioFiles.get
+    for seconds in (60, 1):
+        monkeypatch.setattr(extract, "LONG_SECONDS", seconds)
+        monkeypatch.setattr(
+            AudioFiles, "get", lambda self, requests: longest.append(requests[0].length) or get(self, requests)
+        )
+        output, heard = tmp_path / str(seconds), []
+        extract_features(
+            [corpus], output, settings, output_format=output_format, on_progress=lambda *a, h=heard: h.append(a)
+        )
+        if output_format == "npz":
+            with np.load(output) as archive:
+                arrays.append([archive[key] for key in CLIPS])
+        else:
+            arrays.append([np.load(output / Path(key).with_suffix(".npy")) for key in CLIPS])
+            assert not list(output.glob("*.part"))
+    assert max(longest[2:]) == 16000
+    for whole, pieces in zip(*arrays, strict=True):
+        assert whole.shape == pieces.shape
+        np.testing.assert_allclose(pieces, whole, atol=2e-3)
+    seconds_heard = [seconds for _, _, seconds in heard]
+    assert seconds_heard == sorted(seconds_heard)
+    assert len(heard) == 2 if preset == "whisper" else len(heard) > 6
+
+
+def test_long_items_of_a_store_are_decoded_in_pieces(tmp_path, store, lookahead_codec, monkeypatch):
+    """What the decoder sees at once is bounded."""
+    decode, widest = lookahead_codec.decode, []
+
+    def watched(codes, *arguments):
+        widest.append(codes.numel() // codes.shape[-2])
+        return decode(codes, *arguments)
+
+    monkeypatch.setattr(lookahead_codec, "decode", watched)
+    for batch_frames in (6400, 50):
+        widest.clear()
+        extract_features([store], tmp_path / str(batch_frames), codec=lookahead_codec, batch_frames=batch_frames)
+    left, right = lookahead_codec.spec.decode_context
+    assert max(widest) <= 50 + left + right + 50
+    for path in (tmp_path / "6400").rglob("*.npy"):
+        pieces = np.load(tmp_path / "50" / path.relative_to(tmp_path / "6400"))
+        np.testing.assert_allclose(pieces, np.load(path), atol=2e-3)
+
+
+def test_a_failure_inside_a_long_file_leaves_nothing_behind(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(extract, "LONG_SECONDS", 1)
+    wave = np.zeros(80000, np.float32)
+    wave[50000] = np.nan
+    soundfile.write(corpus / "nan.wav", wave, 16000, subtype="FLOAT")
+    for output_format in ("npy", "npz"):
+        report = extract_features([corpus], tmp_path / "out" / output_format, output_format=output_format)
+        assert [failure["key"] for failure in report.failures] == ["nan.wav"]
+    assert not [
+        path for path in (tmp_path / "out").rglob("*") if "nan" in path.name or path.suffix in (".part", ".tmp")
+    ]
+
+
+def test_an_interrupted_archive_is_removed(tmp_path, corpus):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract_features([corpus], tmp_path / "mel.npz", output_format="npz", on_progress=stop)
+    assert not list(tmp_path.glob("mel*"))
 
 
 def test_what_is_a_token_store(tmp_path, corpus, store):

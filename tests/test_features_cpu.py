@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -138,33 +139,97 @@ def test_scratch_memory_is_bounded():
     assert max(block.value.shape[0] for block in blocks) <= 128
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
-def test_small_inputs_wake_no_thread_pool():
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts switches in /proc")
+def test_small_inputs_wake_no_thread():
+    """Not even one of a pool that is there already: no other thread of the process is scheduled."""
     code = """
-import os, numpy, torch
+import os, time, numpy, torch
 torch.set_num_threads(2)
-from codec.features import MFCC, MelSpectrogram
-numpy.ones((2, 2), "f4") @ numpy.ones((2, 2), "f4")
-threads = lambda: len(os.listdir("/proc/self/task"))
+from codec.features import MFCC, MelSpectrogram, Spectrogram
+
+def wakes():
+    # Those of other threads; a thread that leaves a core without being told to leaves it to wait for work.
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) != os.getpid():
+            status = open(f"/proc/self/task/{thread}/status").read()
+            found[thread] = status.split("voluntary_ctxt_switches:")[1].split()[0]
+    return found
+
+def warm():
+    torch.randn(300, 300) @ torch.randn(300, 300)
+    torch.fft.rfft(torch.randn(64, 800))
+    numpy.ones((300, 300), "f4") @ numpy.ones((300, 300), "f4")
+    time.sleep(1)
+
+warm()
+before = wakes()
+assert len(before) >= 2, before
 wave = torch.randn(1, 1, 8000)
-before = threads()
 for name in ("realtime", "codec", "kaldi", "hifigan", "encodec"):
     mel = MelSpectrogram(name)
     if mel.settings.log:
         MFCC(name)(wave)
-    for n in (1, 528, 800, 1600, 6000):
-        mel(wave[..., :n], torch.tensor([n]))
-        mel(wave[0, 0, :n])
+    for module in (mel, Spectrogram(name)):
+        for n in (1, 528, 800, 1600, 8000):
+            module(wave[..., :n], torch.tensor([n]))
+            module(wave[0, 0, :n])
     stream = mel.stream()
     for chunk in wave.split(528, -1):
         stream.push(chunk)
     stream.flush()
-assert threads() == before, (before, threads())
-torch.fft.rfft(torch.randn(64, 800))
-assert threads() > before, "the count would not notice a pool"
+after = wakes()
+assert after == before, (before, after)
+warm()
+assert wakes() != before, "the count would not notice a pool"
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_forked_process_gives_the_same():
+    module, wave = MelSpectrogram("realtime"), noise(1, 20000)
+    expected = module(wave)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(module(wave), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_settings_of_one_shape_share_memory_and_nothing_else():
+    """Zeros that one call leaves as padding aren't there for the next, whose edges lie elsewhere or mirror."""
+    modules = [MelSpectrogram(replace(PRESETS["realtime"], pad_mode=mode)) for mode in ("constant", "reflect")]
+    waves = [noise(n, seed=n) + 1 for n in (399, 401, 599, 590, 410)]
+    for module in modules:
+        for wave in waves:
+            exact = module.double()(wave.double())
+            fast = module.float()(wave)
+            assert (fast - exact).abs().max() <= 2e-6 * exact.max()
+    for wave in waves * 2:
+        for module in modules:
+            fast, slow = both(module, wave)
+            assert (fast - slow).abs().max() <= 2e-6 * slow.max()
+
+
+def test_a_callers_numpy_error_state_is_left_alone():
+    module, wave = MelSpectrogram("codec"), torch.full((1600,), 1e-30)
+    expected = module(wave)
+    with np.errstate(all="raise"):
+        assert torch.equal(module(wave), expected)
+        with pytest.raises(InputError, match="overflows float32"):
+            module(torch.full((1600,), 1e38))
+
+
+def test_lazily_negated_and_strided_waves():
+    module, wave = MelSpectrogram("realtime"), noise(2, 3000)
+    negated = torch.complex(wave, wave).conj().imag
+    assert negated.is_neg()
+    torch.testing.assert_close(module(negated), module(-wave), rtol=1e-5, atol=1e-5)
+    strided = torch.stack([wave, wave], -1)[..., 0]
+    assert torch.equal(module(strided), module(wave))
+    assert torch.equal(module(wave.expand(3, 2, 3000)), module(wave).expand(3, 2, 80, 16))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -20,6 +20,13 @@ def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 0.1
 
 
+def num_bytes(held):
+    """Memory behind a tensor or an array."""
+    if isinstance(held, torch.Tensor):
+        return held.untyped_storage().nbytes()
+    return (held if held.base is None else held.base).nbytes
+
+
 def streamed(module, wave, chunks):
     """The stream's output for `wave` cut into chunks of the given sizes, the rest in one."""
     stream, parts, start = module.stream(), [], 0
@@ -97,7 +104,7 @@ def test_state_is_constant(pad_mode):
     for _ in range(60):
         stream.push(noise(1, 1, 170))
         held = stream._held
-        assert held.untyped_storage().nbytes() <= 4 * (held.shape[-1] + 170 + 141)
+        assert num_bytes(held) <= 4 * (held.shape[-1] + 170 + 141)
         sizes.append(held.shape[-1])
     assert max(sizes) < 100 + 40 + 1
     assert len(set(sizes[10:30]) ^ set(sizes[40:])) <= 1
@@ -106,7 +113,10 @@ def test_state_is_constant(pad_mode):
 def test_a_long_chunk_is_let_go():
     stream = MelSpectrogram(SMALL).stream()
     stream.push(noise(100_000))
-    assert stream._held.untyped_storage().nbytes() < 4 * 300
+    assert num_bytes(stream._held) < 4 * 300
+    stream = MelSpectrogram(SMALL).double().stream()
+    stream.push(noise(100_000))
+    assert num_bytes(stream._held) < 8 * 300
 
 
 def test_flush_starts_afresh():
@@ -115,6 +125,38 @@ def test_flush_starts_afresh():
     for _ in range(2):
         parts = [stream.push(wave), stream.flush()]
         torch.testing.assert_close(torch.cat(parts, 1), module(wave), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("preemphasis", [0.0, 0.9])
+@pytest.mark.parametrize("double", [False, True])
+def test_a_chunks_memory_may_be_used_again(preemphasis, double):
+    module, wave = MelSpectrogram(replace(SMALL, preemphasis=preemphasis)), noise(600)
+    if double:
+        module, wave = module.double(), wave.double()
+    buffer, stream, parts = torch.empty_like(wave[:60]), module.stream(), []
+    for chunk in wave.split(60):
+        parts.append(stream.push(buffer.copy_(chunk)))
+        buffer.fill_(9)
+    parts.append(stream.flush())
+    torch.testing.assert_close(torch.cat(parts, -1), module(wave), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_may_come_in_later_chunks_only():
+    module, wave = MelSpectrogram(SMALL), noise(600)
+    stream = module.stream()
+    parts = [stream.push(wave[:200])]
+    tail = wave[200:].clone().requires_grad_()
+    parts += [stream.push(tail[:300])]
+    with torch.no_grad():
+        parts += [stream.push(tail[300:].detach())]
+    parts.append(stream.flush())
+    result = torch.cat(parts, -1)
+    torch.testing.assert_close(result.detach(), module(wave), rtol=1e-4, atol=1e-4)
+    result.sum().backward()
+    assert tail.grad[:300].abs().sum() > 0
+    # After the flush a stream is as fast as a new one.
+    stream.push(wave)
+    assert isinstance(stream._held, np.ndarray)
 
 
 def test_gradients_flow_through_a_stream():

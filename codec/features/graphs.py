@@ -21,6 +21,8 @@ class _Recording:
     wave: Tensor
     lengths: Tensor
     features: Tensor
+    constants: tuple[Tensor, ...]
+    """The module's buffers, whose memory the graph reads."""
 
 
 class GraphedFeatures:
@@ -29,9 +31,11 @@ class GraphedFeatures:
     A wave is copied into a buffer of the next multiple of `bucket` samples and computed as the ragged batch that it
     then is, so the result is that of the module. Only the wave crosses to the device, and lengths that vary inside a
     bucket record nothing new. Elsewhere than on a CUDA device, and under autograd, the module itself is called.
+    For one thread and one CUDA stream at a time; and a graph reads the tables of cuFFT's plans, so don't clear
+    `torch.backends.cuda.cufft_plan_cache` meanwhile.
 
     Args:
-        module: Computes the features; move it to its device first.
+        module: Computes the features. Moved or cast later, it is recorded anew.
         bucket: Samples that lengths are rounded up to a multiple of.
         max_graphs: Recordings kept; the one not used for longest goes first.
 
@@ -65,17 +69,23 @@ class GraphedFeatures:
             return features
         module._check(wave, None)
         rows = wave.reshape(-1, wave.shape[-1])
-        recording = self._recording(rows.shape[0], -(-rows.shape[1] // self._bucket) * self._bucket)
-        recording.wave[:, : rows.shape[1]].copy_(rows, non_blocking=True)
-        recording.lengths.fill_(rows.shape[1])
-        recording.graph.replay()
-        features = recording.features[:, :, : module.num_frames(rows.shape[1])].clone()
+        # A capture takes the current device's stream, and a replay its own.
+        with torch.cuda.device(module.window.device):
+            recording = self._recording(rows.shape[0], -(-rows.shape[1] // self._bucket) * self._bucket)
+            # Not `non_blocking`: a caller may refill a pinned buffer as soon as this returns.
+            recording.wave[:, : rows.shape[1]].copy_(rows)
+            recording.lengths.fill_(rows.shape[1])
+            recording.graph.replay()
+            features = recording.features[:, :, : module.num_frames(rows.shape[1])].clone()
         features = features.reshape(*wave.shape[:-1], *features.shape[1:])
         return features.squeeze(1) if wave.ndim == 3 and wave.shape[1] == 1 else features
 
     def _recording(self, num_rows: int, num_samples: int) -> _Recording:
         key = (num_rows, num_samples)
         found = self._recordings.get(key)
+        if found is not None and found.constants[0] is not self._module.window:
+            self._recordings.clear()
+            found = None
         if found is None:
             found = self._record(num_rows, num_samples)
             if len(self._recordings) >= self._max_graphs:
@@ -84,10 +94,12 @@ class GraphedFeatures:
         self._recordings.move_to_end(key)
         return found
 
+    # Tensors made in inference mode couldn't be written to outside it.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _record(self, num_rows: int, num_samples: int) -> _Recording:
         module = self._module
-        wave = module.window.new_zeros(num_rows, num_samples)
+        wave = torch.zeros(num_rows, num_samples, dtype=module.window.dtype, device=module.window.device)
         lengths = torch.full((num_rows,), num_samples, device=wave.device)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -97,9 +109,10 @@ class GraphedFeatures:
                 padded_features(module, wave, lengths)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # On the stream that is warm; and other threads, such as one that pins memory, may go on meanwhile.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             features = padded_features(module, wave, lengths)
-        return _Recording(graph, wave, lengths, features)
+        return _Recording(graph, wave, lengths, features, tuple(module.buffers()))
 
 
 def padded_features(module: Spectrogram, wave: Tensor, lengths: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Self
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from codec.errors import InputError
-from codec.features.cpu import CpuKernel
+from codec.features.cpu import CpuKernel, NotFiniteError
 from codec.features.edges import at_least, mirror
 from codec.features.filters import cosine_transform, mel_filters, window_values
 from codec.features.graphs import GraphedFeatures
+from codec.features.rows import beyond_end, normalized, not_finite, shaped
 from codec.features.settings import MelSettings, resolve
 from codec.features.stream import FeatureStream
 from codec.features.warp import PerRow, row_values, transformed_length, transformed_mel
@@ -26,7 +27,6 @@ from codec.features.warp import PerRow, row_values, transformed_length, transfor
 # Frames transformed at once outside the fast path. On a CPU, 256 keep the intermediates in the cache.
 _CPU_BLOCK = 256
 _DEVICE_BLOCK = 65536
-_NORMALIZE_EPS = 1e-5
 _NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -34,8 +34,9 @@ class Spectrogram(nn.Module):
     """`|X| ** power` of waves, single or in padded batches; the front half of every feature here.
 
     Computes in float32, or in float64 after `.double()`: half-precision input, a `.half()` module and autocast change
-    nothing, and the result has the computing type. Differentiable, also on silence. Float32 on a CPU without
-    gradients takes a low-latency path, which for small inputs never wakes a thread pool.
+    nothing, and the result has the computing type. (Only TF32 products, where a caller allows them, reach the filters.)
+    Differentiable, also on silence. Float32 on a CPU without gradients takes a low-latency path, which for small inputs
+    never wakes a thread pool. torch.export, ONNX and torch.compile take modules with any batch and length.
 
     Args:
         settings: Framing, window and power, or a preset's name; the mel filters, the logarithm and the normalisation
@@ -70,6 +71,8 @@ class Spectrogram(nn.Module):
         for name in self._exact:
             self.register_buffer(name, torch.empty(0), persistent=False)
         self._kernel: CpuKernel | None = None
+        # Whether `_finish` has nothing to do on whole rows after the logarithm.
+        self._is_plain = "transform" not in self._exact and not (self.uses_log and s.normalize)
         self._fill_buffers(torch.device("cpu"), torch.float32)
         self.padding_value = self._silence()
 
@@ -146,20 +149,19 @@ class Spectrogram(nn.Module):
             InputError: Integer or empty wave, wrong rank, lengths outside 1 … N, and on a CPU NaN or infinity among
                 the samples. (On other devices that check would stall the queue: there NaN gives NaN.)
         """
-        self._check(wave, lengths)
         if lengths is None and self._is_fast(wave):
-            samples = (wave.detach() if wave.requires_grad else wave).float().numpy().reshape(-1, wave.shape[-1])
+            shape = wave.shape
+            if not 1 <= len(shape) <= 3 or 0 in shape:
+                self._check(wave, None)
+            rows = self._samples(wave)
             if self.settings.preemphasis:
-                samples = np.concatenate(
-                    [samples[:, :1], samples[:, 1:] - np.float32(self.settings.preemphasis) * samples[:, :-1]], 1
+                rows = np.concatenate(
+                    [rows[:, :1], rows[:, 1:] - np.float32(self.settings.preemphasis) * rows[:, :-1]], 1
                 )
-            features, row_frames = self._fast(samples, None, None), None
-        else:
-            features, row_frames = self._features(*self._rows(wave, lengths))
-        if wave.ndim == 1:
-            features = features[0]
-        elif wave.ndim == 3 and wave.shape[1] > 1:
-            features = features.view(*wave.shape[:2], *features.shape[1:])
+            return self._fast(rows, None, None, shape[:-1])
+        self._check(wave, lengths)
+        features, row_frames = self._features(*self._rows(wave, lengths))
+        features = shaped(features, wave.shape[:-1])
         if row_frames is None:
             return features
         return features, row_frames[:: wave.shape[1]] if wave.ndim == 3 else row_frames
@@ -203,49 +205,82 @@ class Spectrogram(nn.Module):
         row_frames = None if lengths is None else self._num_frames_of(lengths)
         with _full_precision(rows.device.type):
             if self._is_fast(rows):
-                return self._fast(rows.detach().numpy(), lengths, row_frames), row_frames
+                return self._fast(rows.detach().numpy(), lengths, row_frames, None), row_frames
             if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(rows.isfinite().all()):
-                raise _not_finite(rows)
+                raise not_finite(rows)
             return self._finish(self._linear(rows, lengths, num_frames), row_frames), row_frames
 
-    def _of_padded(self, padded: Tensor, num_frames: int) -> Tensor:
-        """Framewise features `[R, K, F]` of rows that hold exactly what F frames see; for streams."""
+    def _of_padded(self, padded: Tensor, num_frames: int, leading: Sequence[int]) -> Tensor:
+        """Framewise features of rows that hold exactly what F frames see; for streams."""
         if num_frames == 0:
-            return padded.new_zeros(len(padded), self.num_bins, 0)
+            return shaped(padded.new_zeros(len(padded), self.num_bins, 0), leading)
         with _full_precision(padded.device.type):
-            if self._is_fast(padded):
-                assert self._kernel is not None
-                rows = padded.detach().numpy()
-                return self._finish_fast(self._kernel.framed(rows, num_frames), rows, None)
-            return self._finish(
-                self._project(padded.unfold(1, self.settings.win_length, self.settings.hop_length)), None
-            )
+            frames = padded.unfold(1, self.settings.win_length, self.settings.hop_length)
+            return shaped(self._finish(self._project(frames), None), leading)
 
     def _is_fast(self, rows: Tensor) -> bool:
         return (
             self._kernel is not None
-            and rows.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and rows.is_cpu
             and not (rows.requires_grad and torch.is_grad_enabled())
             and type(rows) in (Tensor, nn.Parameter)
-            and not torch.compiler.is_compiling()
+            and not rows.is_neg()
         )
 
-    def _fast(self, rows: NDArray[np.float32], lengths: Tensor | None, row_frames: Tensor | None) -> Tensor:
-        assert self._kernel is not None
+    def _samples(self, wave: Tensor) -> NDArray[np.float32]:
+        """A wave's memory, where it is float32: one row per channel."""
+        if wave.dtype is not torch.float32:
+            self._check(wave, None)
+            wave = wave.float()
+        samples: NDArray[np.float32] = (wave.detach() if wave.requires_grad else wave).numpy()
+        if samples.ndim == 1:
+            return samples[None]
+        return samples if samples.ndim == 2 else samples.reshape(-1, samples.shape[-1])
+
+    def _fast(
+        self,
+        rows: NDArray[np.float32],
+        lengths: Tensor | None,
+        row_frames: Tensor | None,
+        leading: Sequence[int] | None,
+    ) -> Tensor:
+        """`[R, N]` → `[R, K, F]`, or in the shape of a wave's features if its leading shape is given."""
         num_frames = self.settings.num_frames(rows.shape[1])
         if num_frames == 0:
-            return self._finish(torch.zeros(len(rows), self._num_linear, 0), row_frames)
-        values = self._kernel(rows, None if lengths is None else lengths.tolist(), num_frames)
-        return self._finish_fast(values, rows, row_frames)
-
-    def _finish_fast(self, values: NDArray[np.float32], rows: NDArray[np.float32], row_frames: Tensor | None) -> Tensor:
+            features = self._finish(torch.zeros(len(rows), self._num_linear, 0), row_frames)
+            return features if leading is None else shaped(features, leading)
         assert self._kernel is not None
-        # Values are at least 0, so their maximum is finite only if all of them are.
-        if not math.isfinite(np.maximum.reduce(values, axis=None)):
-            raise _not_finite(torch.from_numpy(rows))
-        if self.uses_log:
+        try:
+            values = self._kernel(rows, None if lengths is None else lengths.tolist(), num_frames)
+        except NotFiniteError:
+            raise not_finite(torch.from_numpy(rows)) from None
+        return self._finish_fast(values, row_frames, leading)
+
+    def _part(
+        self, rows: NDArray[np.float32], offset: int, start: int, num_frames: int, leading: Sequence[int]
+    ) -> Tensor:
+        """Framewise features of samples that begin at `offset`, from sample `start` on; for streams."""
+        if num_frames == 0:
+            return shaped(torch.zeros(len(rows), self.num_bins, 0), leading)
+        assert self._kernel is not None
+        try:
+            values = self._kernel.part(rows, offset, start, num_frames)
+        except NotFiniteError:
+            raise not_finite(torch.from_numpy(rows)) from None
+        return self._finish_fast(values, None, leading)
+
+    def _finish_fast(
+        self, values: NDArray[np.float32], row_frames: Tensor | None, leading: Sequence[int] | None
+    ) -> Tensor:
+        if self.uses_log and self.settings.log is not None:
+            assert self._kernel is not None
             self._kernel.logarithm(values, None if row_frames is None else row_frames.tolist())
-        return self._finish(torch.from_numpy(values), row_frames, scaled=True)
+        if row_frames is None and leading is not None and self._is_plain:
+            # A view costs NumPy a fifth of what it costs torch.
+            return torch.from_numpy(shaped(values, leading))
+        features = self._finish(torch.from_numpy(values), row_frames, scaled=True)
+        return features if leading is None else shaped(features, leading)
 
     def _num_frames_of(self, lengths: Tensor) -> Tensor:
         s = self.settings
@@ -331,7 +366,7 @@ class Spectrogram(nn.Module):
 
     def _finish(self, values: Tensor, row_frames: Tensor | None, *, scaled: bool = False) -> Tensor:
         """Linear, or scaled, values → the features, with `padding_value` beyond each row's frames."""
-        beyond = _beyond(values, row_frames)
+        beyond = beyond_end(values, row_frames)
         return values if beyond is None else values.masked_fill(beyond, self.padding_value)
 
 
@@ -398,7 +433,7 @@ class MelSpectrogram(Spectrogram):
             )
         rows, row_lengths = self._rows(wave, lengths)
         if rows.device.type == "cpu" and not bool(rows.isfinite().all()):
-            raise _not_finite(rows)
+            raise not_finite(rows)
         channels = len(rows) // num_items
         speeds = row_values("speed", speed, 1, num_items)
         numbers = [rates, speeds, row_values("pitch", pitch, 1, num_items)]
@@ -433,10 +468,10 @@ class MelSpectrogram(Spectrogram):
         return torch.matmul(self.filters, self._power(frames).mT)
 
     def _finish(self, values: Tensor, row_frames: Tensor | None, *, scaled: bool = False) -> Tensor:
-        beyond = _beyond(values, row_frames)
+        beyond = beyond_end(values, row_frames)
         mel = values if scaled else self._log(values, beyond)
         if self.settings.normalize is not None:
-            mel = _normalized(mel, beyond)
+            mel = normalized(mel, beyond)
         return mel if beyond is None else mel.masked_fill(beyond, self.padding_value)
 
     def _log(self, mel: Tensor, beyond: Tensor | None) -> Tensor:
@@ -539,7 +574,7 @@ class MFCC(MelSpectrogram):
             cepstra = torch.from_numpy(np.matmul(self.transform.numpy(), mel.numpy()))
         else:
             cepstra = torch.matmul(self.transform, mel)
-        beyond = _beyond(cepstra, row_frames)
+        beyond = beyond_end(cepstra, row_frames)
         return cepstra if beyond is None else cepstra.masked_fill(beyond, self.padding_value)
 
 
@@ -548,39 +583,3 @@ def _full_precision(device_type: str) -> AbstractContextManager[None]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
-
-
-def _not_finite(rows: Tensor) -> InputError:
-    bad = (~rows.isfinite()).nonzero()
-    if len(bad) == 0:
-        peak = float(rows.abs().max())
-        return InputError(f"the wave's peak of {peak:g} overflows float32; scale it to −1 … 1, or use .double()")
-    row, sample = bad[0].tolist()
-    return InputError(
-        f"wave holds NaN or infinity, first at sample {sample} of row {row}; repair it, or leave it out by lengths"
-    )
-
-
-def _beyond(values: Tensor, row_frames: Tensor | None) -> Tensor | None:
-    """Which frames of `[R, K, F]` lie beyond their row's end: bool `[R, 1, F]`."""
-    if row_frames is None:
-        return None
-    return (torch.arange(values.shape[2], device=values.device) >= row_frames[:, None])[:, None]
-
-
-def _normalized(mel: Tensor, beyond: Tensor | None) -> Tensor:
-    """Zero mean and unit deviation over the frames of each row and bin."""
-    if mel.shape[2] == 0:
-        return mel
-    # Relative to frame 0, so that a constant bin gives exactly 0 whatever the order of summation.
-    mel = mel - mel[:, :, :1]
-    if beyond is None:
-        mel = mel - mel.mean(2, keepdim=True)
-        variance = mel.square().sum(2, keepdim=True) / at_least(mel.shape[2] - 1, 1)
-    else:
-        count = (~beyond).sum(2, keepdim=True)
-        mel = mel.masked_fill(beyond, 0)
-        mel = (mel - mel.sum(2, keepdim=True) / count.clamp_min(1)).masked_fill(beyond, 0)
-        variance = mel.square().sum(2, keepdim=True) / (count - 1).clamp_min(1)
-    # The root's slope at zero is infinite.
-    return mel / (variance.clamp_min(1e-30).sqrt() + _NORMALIZE_EPS)

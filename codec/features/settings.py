@@ -146,7 +146,9 @@ class MelSettings:
     @property
     def left_padding(self) -> int:
         """Samples before the wave's first one that frame 0 reaches: its `n_fft` samples, window or not."""
-        return {"center": self.n_fft // 2, "hop": (self.n_fft - self.hop_length) // 2}.get(self.framing, 0)
+        if self.framing == "center":
+            return self.n_fft // 2
+        return (self.n_fft - self.hop_length) // 2 if self.framing == "hop" else 0
 
     @property
     def window_start(self) -> int:

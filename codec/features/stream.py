@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,12 +57,14 @@ class FeatureStream:
         self._restart()
 
     def _restart(self) -> None:
-        self._held: Tensor | None = None
+        # A float32 array while the module's fast path takes the chunks, otherwise a tensor. `Any`: the two share what
+        # is done with them.
+        self._held: Any = None
         self._shape: tuple[int, ...] = ()
         self._start = 0
         self._total = 0
         self._emitted = 0
-        self._last: Tensor | None = None
+        self._last: Any = None
 
     def push(self, wave: Tensor) -> Tensor:
         """Takes the next samples, returns the frames that are complete.
@@ -85,13 +88,25 @@ class FeatureStream:
                 f"chunk has shape {list(wave.shape)} after chunks of shape {[*self._shape, 'n']}; flush the stream "
                 "before another wave"
             )
-        rows = wave.reshape(wave.shape[:-1].numel(), wave.shape[-1]).to(self._module.window.dtype)
-        if self._settings.preemphasis and rows.shape[1]:
+        module = self._module
+        fast = module._is_fast(wave) and not isinstance(self._held, Tensor)
+        rows: Any
+        if fast:
+            rows = module._samples(wave)
+        else:
+            rows = wave.reshape(wave.shape[:-1].numel(), wave.shape[-1]).to(module.window.dtype)
+            if isinstance(self._held, np.ndarray):
+                self._held = torch.from_numpy(self._held).to(module.window.dtype)
+                self._last = None if self._last is None else torch.from_numpy(self._last).to(module.window.dtype)
+        join: Any = np.concatenate if fast else torch.cat
+        preemphasis = self._settings.preemphasis
+        if preemphasis and rows.shape[1]:
             before = rows[:, :1] * 0 if self._last is None else self._last
-            self._last = rows[:, -1:]
-            rows = rows - self._settings.preemphasis * torch.cat([before, rows[:, :-1]], 1)
-        self._shape = tuple(wave.shape[:-1])
-        self._held = rows if self._held is None else torch.cat([self._held, rows], 1)
+            # Copied, as all that is held: a caller may use a chunk's memory again.
+            self._last = join([rows[:, -1:]], 1)
+            rows = rows - preemphasis * join([before, rows[:, :-1]], 1)
+        self._shape = wave.shape[:-1]
+        self._held = join([rows] if self._held is None else [self._held, rows], 1)
         self._total += rows.shape[1]
         s = self._settings
         end = (self._total - self._window_start - s.win_length) // s.hop_length + 1
@@ -113,38 +128,37 @@ class FeatureStream:
         return features
 
     def _emit(self, end: int) -> Tensor:
-        assert self._held is not None
-        s = self._settings
+        s, held = self._settings, self._held
         count = max(0, end - self._emitted)
         first = self._emitted * s.hop_length + self._window_start
-        if count:
-            values = self._module._of_padded(self._span(first, (count - 1) * s.hop_length + s.win_length), count)
+        if isinstance(held, np.ndarray):
+            features = self._module._part(held, self._start, first, count, self._shape)
         else:
-            values = self._module._of_padded(self._held[:, :0], 0)
+            width = (count - 1) * s.hop_length + s.win_length if count else 0
+            features = self._module._of_padded(self._span(first, width), count, self._shape)
         self._emitted += count
         keep = min(self._emitted * s.hop_length + self._window_start, self._total - self._history)
         drop = max(0, min(keep, self._total) - self._start)
         if drop:
-            self._held = self._held[:, drop:]
+            self._held = held[:, drop:]
             if drop > 4 * self._held.shape[1]:
                 # A view would keep the whole of a long chunk.
-                self._held = self._held.clone()
+                self._held = self._held.copy() if isinstance(held, np.ndarray) else self._held.clone()
             self._start += drop
-        values = values.reshape(*self._shape, *values.shape[1:])
-        return values.squeeze(1) if len(self._shape) == 2 and self._shape[1] == 1 else values
+        return features
 
     def _span(self, first: int, width: int) -> Tensor:
         """Samples `[first, first + width)` of the wave with its padding, as far as it is known."""
-        assert self._held is not None
+        held: Tensor = self._held
         stop = first + width
         if first >= 0 and stop <= self._total:
-            return self._held[:, first - self._start : stop - self._start]
+            return held[:, first - self._start : stop - self._start]
         if not self._mirrors:
-            inside = self._held[:, max(first, 0) - self._start : max(0, min(stop, self._total) - self._start)]
+            inside = held[:, max(first, 0) - self._start : max(0, min(stop, self._total) - self._start)]
             left = min(max(0, -first), width)
             return F.pad(inside, (left, width - left - inside.shape[1]))
-        position = torch.arange(first, stop, device=self._held.device)
-        samples = self._held[:, mirror(position, self._total) - self._start]
+        position = torch.arange(first, stop, device=held.device)
+        samples = held[:, mirror(position, self._total) - self._start]
         if self._settings.pad_mode == "reflect_zero":
             samples = samples * (position < self._total + self._settings.left_padding)
         return samples
