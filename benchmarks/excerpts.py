@@ -2,10 +2,10 @@
 
     python benchmarks/excerpts.py [--items 1000000] [--folder FOLDER]
 
-Start-up and memory for many items, draws without reading, and batches of 32 × 2 s from WAV files and tokens. One
-process, one core's worth of threads, no workers. Rounds are interleaved, the median counts; CPU seconds of this
-process, and wall time beside them. Takes about three minutes. The peers that are measured are those that are
-installed: pip install lhotse pescador webdataset spdl descript-audiotools.
+Start-up and memory for many items, draws without reading, batches of 32 × 2 s from WAV files and tokens, memory of a
+worker over many draws. One process, one core's worth of threads, no workers but for the last. Rounds are interleaved,
+the median counts; CPU seconds of this process, and wall time beside them. Takes about four minutes. The peers that are
+measured are those that are installed: pip install lhotse pescador webdataset spdl descript-audiotools.
 """
 
 from __future__ import annotations
@@ -74,6 +74,24 @@ def startup_ours(items: int) -> Callable[[], Any]:
     return lambda: RandomExcerpts({"x": source}, 2, batch_size=BATCH, seed=0)[10**6]
 
 
+def startup_manifest(items: int) -> Callable[[], Any]:
+    path = Path(tempfile.gettempdir()) / f"excerpts-manifest-{os.getpid()}.tsv"
+    source = Many(items)
+    with path.open("w") as file:
+        file.write("key\tpath\tsample_rate\tnum_samples\n")
+        for key, length in zip(source.keys(), source.lengths().tolist(), strict=True):
+            file.write(f"{key}\t/data/corpora/speech/{key}\t48000\t{length}\n")
+
+    def start() -> Any:
+        draws = RandomExcerpts({"x": AudioFiles(path)}, 2, batch_size=BATCH, seed=0)
+        items, _, _ = draws.draw_range(10**6 * BATCH, BATCH)
+        first = [draws.keys[item] for item in items.tolist()]
+        path.unlink()
+        return draws, first
+
+    return start
+
+
 def startup_shuffle(items: int) -> Callable[[], Any]:
     source = Many(items)
     options: dict[str, Any] = {"items": "shuffle", "positions": "grid"}
@@ -109,6 +127,7 @@ def startup_lhotse(items: int) -> Callable[[], Any]:
 
 STARTUPS: dict[str, tuple[Callable[[int], Callable[[], Any]], int]] = {
     "codec, by duration": (startup_ours, 1),
+    "codec, by duration, of a manifest of paths, reading it included": (startup_manifest, 1),
     "codec, shuffle × grid": (startup_shuffle, 1),
     "map-style Dataset that lists its 2 s chunks, RandomSampler": (startup_enumerated, 1000),
     "lhotse CutSet + DynamicCutSampler": (startup_lhotse, 50),
@@ -168,8 +187,15 @@ def draw_rows(items: int) -> Iterator[str]:
                     loader.draw_range((turn * 10**6 + call) * per_call, per_call)
                 seconds.append((time.process_time() - began) / (8000 // per_call * per_call))
             rates.append(1 / statistics.median(seconds))
+        seconds = []
+        for turn in range(5):
+            began = time.process_time()
+            for call in range(50):
+                loader.draw_range((turn * 50 + call) * 7919 * BATCH, BATCH)
+            seconds.append((time.process_time() - began) / (50 * BATCH))
+        rates.append(1 / statistics.median(seconds))
         name = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "items='duration'"
-        yield f"| {name} | {rates[0]:,.0f} | {rates[1]:,.0f} |"
+        yield f"| {name} | {rates[0]:,.0f} | {rates[1]:,.0f} | {rates[2]:,.0f} |"
 
 
 # --- batches
@@ -402,6 +428,41 @@ def batch_rows(folder: Path, left_out: list[str]) -> Iterator[str]:
         )
 
 
+# --- memory of a worker
+
+
+class Grown(Source):
+    """Megabytes of the reading process's own pages."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def keys(self) -> Any:
+        return self.source.keys()
+
+    def rate(self) -> Fraction | None:
+        return self.source.rate()
+
+    def lengths(self) -> Any:
+        return self.source.lengths()
+
+    def get(self, excerpts: Any) -> Any:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def memory_rows(folder: Path) -> Iterator[str]:
+    paths = {f"{n}": folder / f"{n % FILES:04d}.wav" for n in range(100 * FILES)}
+    sources = {"codec AudioFiles": AudioFiles(paths), "codec Tokens": Tokens(folder / "t.ctok")}
+    for name, source in sources.items():
+        for start_method in ("fork", "spawn"):
+            draws = RandomExcerpts({"x": source, "grown": Grown(source)}, "0.2", batch_size=64, seed=0)
+            loader = draws.loader(num_batches=1600, num_workers=1, start_method=start_method)
+            grown = [batch["grown"] for batch in loader]
+            at = " | ".join(f"{grown[n // 64 - 1]:.1f}" for n in (1000, 10_000, 50_000, 100_000))
+            yield f"| {name}, {start_method} | {at} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000)
@@ -420,6 +481,7 @@ def main() -> None:
             left_out.append(f"{package}: not installed")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         batches = "\n".join(batch_rows(Path(folder), left_out))
+        memory = "\n".join(memory_rows(Path(folder)))
     starts = "\n".join(startup_rows(arguments.items))
     draws = "\n".join(draw_rows(arguments.items))
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -445,16 +507,22 @@ Rows that differ were read at a rounded position. spdl's load_wav and webdataset
 |---|---|---|---|
 {starts}
 
-Memory is what the process grows by beside the list of keys and lengths. A second number says by how much fewer items
-were measured, and the result multiplied.
+Memory is what the process grows by at most, beside the list of keys and lengths, where one is given. A second number
+says by how much fewer items were measured, and the result multiplied.
 
 ## Draws per second and core, {arguments.items:,} items
 
-Batches are drawn 1024 excerpts at a time, whatever their size.
+One call after the other, as loaders do; then 1024 are drawn at once, whatever was asked for.
 
-| mode | 32 at a time | 1024 at a time |
-|---|---|---|
+| mode | 32 at a time | 1024 at a time | 32 anywhere |
+|---|---|---|---|
 {draws}
+
+## Memory of a worker over 100,000 draws, its own pages, MB
+
+| source, start method | 1,000 draws | 10,000 | 50,000 | 100,000 |
+|---|---|---|---|---|
+{memory}
 """)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DATA
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_excerpts import Ramp
 
@@ -199,6 +199,46 @@ def test_numbers_and_batches_agree_and_far_ones_work():
             batch = loader[n]
             drawn = [loader.draw(4 * n + row) for row in range(4)]
             assert list(zip(batch["key"], batch["start"].tolist(), strict=True)) == drawn
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=4),
+    mode=st.sampled_from(MODES),
+    length=st.sampled_from([1, (1, 2)]),
+)
+def test_draws_made_ahead_are_the_same(monkeypatch, asked, mode, length):
+    """Whatever was asked for before: far or near, one after the other or by strides, forwards or back."""
+    items, positions, unique = mode
+    changes = {"items": items, "positions": positions, "unique_items_per_batch": unique}
+    changes["length"] = 1 if positions == "grid" else length
+    monkeypatch.setattr("codec.excerpts.drawing._BLOCK", 16)
+    used = excerpts(rngs={"gain": Uniform(0, 1)}, **changes)
+    for first, stride, count in asked:
+        for n in range(first, first + stride * count, stride):
+            fresh = excerpts(rngs={"gain": Uniform(0, 1)}, **changes)
+            batch, expected = used[n], fresh[n]
+            assert batch["key"] == expected["key"]
+            for name in ("start", "length", "gain"):
+                assert torch.equal(batch[name], expected[name])
+            for one, other in zip(used.draw_range(n, stride), fresh.draw_range(n, stride), strict=True):
+                assert one.tolist() == other.tolist()
+
+
+def test_who_asks_in_steps_gets_draws_made_ahead(monkeypatch):
+    """A worker of many asks for every so many-th batch; a draw of one batch costs as much as of thirty."""
+    for stride in (1, 3, 1000):
+        loader = excerpts(batch_size=32)
+        calls = []
+
+        def counted(numbers, draw=loader._draw, calls=calls):
+            calls.append(1)
+            return draw(numbers)
+
+        monkeypatch.setattr(loader, "_draw", counted)
+        for n in range(64):
+            loader.fetch(n * stride)
+        assert len(calls) <= 5
 
 
 def test_lengths_of_a_range_honour_the_items():

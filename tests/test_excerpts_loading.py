@@ -6,10 +6,12 @@ import warnings
 
 import pytest
 import torch
+from conftest import DATA
 from test_excerpts import Ramp
 
 from codec.errors import InputError
 from codec.excerpts import Choice, RandomExcerpts, Uniform
+from codec.sources import AudioFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -143,6 +145,29 @@ def test_workers_use_one_thread():
     loader = RandomExcerpts({"x": Threads(ITEMS, 100)}, 1, batch_size=2, seed=0)
     (batch,) = loader.loader(num_batches=1, num_workers=1)
     assert batch["x"].tolist() == [1, 1]
+
+
+class Memory(Ramp):
+    """What the process that reads has grown to, in kB of its own pages."""
+
+    def get(self, excerpts):
+        with open("/proc/self/smaps_rollup") as file:
+            own = sum(int(line.split()[1]) for line in file if line.startswith("Private_"))
+        return torch.full((len(excerpts),), own)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_the_memory_of_workers_is_flat(start_method):
+    """Many keys, since Python's counts of references to them are what copies a forked worker's memory."""
+    files = AudioFiles({str(n): DATA / "speech_it_male_first-in-queue_16k.wav" for n in range(20_000)})
+    lengths = dict(zip(files.keys(), files.lengths().tolist(), strict=True))
+    sources = {"x": files, "memory": Memory(lengths, 16000)}
+    loader = RandomExcerpts(sources, "0.02", batch_size=64, seed=0, rngs={"gain": Uniform(-1, 1)})
+    batches = loader.loader(num_batches=400, num_workers=1, start_method=start_method)
+    kilobytes = torch.stack([batch["memory"][0] for batch in batches])
+    assert kilobytes[0] > 5000
+    # Pages of the parent that a forked worker still touches for the first time; 160 bytes per draw would be more.
+    assert kilobytes[300:].float().mean() - kilobytes[200:300].float().mean() < 1024
 
 
 def _rank_of_the_process_group(rank, port, queue):

@@ -1,5 +1,6 @@
 """Ordered excerpts against a plain loop, and predictions put together again."""
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_excerpts import Ramp
 
-from codec.errors import InputError
+from codec.errors import AudioFileError, InputError
 from codec.excerpts import Excerpts
 from codec.sources import Source
 
@@ -141,6 +142,65 @@ def test_ranks_have_equally_many_batches_and_together_all(num_workers):
     assert [batch["start"][0].item() // 100 for batch in excerpts.loader(num_workers=num_workers)] == list(range(7))
 
 
+class Damaged(Filled):
+    """Some spans can't be read."""
+
+    bad = frozenset({("a", 25), ("b", 0), ("c", 0), ("c", 25), ("d", 75)})
+
+    def get(self, excerpts):
+        for excerpt in excerpts:
+            if (excerpt.key, excerpt.start) in self.bad:
+                raise AudioFileError(f"{excerpt.key}: damaged")
+        return super().get(excerpts)
+
+
+DAMAGED = {"a": 100, "b": 30, "c": 50, "d": 100, "e": 60, "f": 25}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_unreadable_excerpts_are_an_error_or_left_out_and_counted(batch_size, num_workers):
+    damaged = {"x": Damaged(DAMAGED, 100)}
+    whole = Excerpts({"x": Filled(DAMAGED, 100)}, "0.25", batch_size=batch_size)
+    with pytest.raises(AudioFileError, match="a: damaged"):
+        list(Excerpts(damaged, "0.25", batch_size=batch_size).loader())
+    excerpts = Excerpts(damaged, "0.25", batch_size=batch_size, unreadable="skip")
+    loader = excerpts.loader(num_workers=num_workers)
+
+    def rows(batches):
+        return [
+            (key, start, x[:length].tolist())
+            for batch in batches
+            for key, start, length, x in zip(
+                batch["key"], batch["start"].tolist(), batch["length"].tolist(), batch["x"], strict=True
+            )
+        ]
+
+    expected = [row for row in rows(whole.loader()) if row[:2] not in Damaged.bad]
+    for _ in range(2):
+        assert rows(loader) == expected
+        assert loader.skipped == {"a": 1, "b": 1, "c": 2, "d": 1}
+    assert [batch["skipped"] for batch in map(excerpts.fetch, range(len(excerpts)))] == [
+        [key for key, start in zip(batch["key"], batch["start"].tolist(), strict=True) if (key, start) in Damaged.bad]
+        for batch in whole.loader()
+    ]
+    predictions = ((batch, batch["x"].float()) for batch in excerpts.loader())
+    assert {key: len(wave) for key, wave in excerpts.overlap_add(predictions)} == {"e": 60, "f": 25}
+
+
+def test_ranks_stay_even_where_whole_batches_are_skipped():
+    excerpts = Excerpts({"x": Damaged(DAMAGED, 100)}, "0.25", unreadable="skip")
+    skipped = Counter()
+    for rank in range(2):
+        loader = excerpts.loader(rank=rank, world_size=2)
+        assert len(list(loader)) == len(loader) == -(-len(excerpts) // 2)
+        skipped += loader.skipped
+    assert skipped == {"a": 1, "b": 1, "c": 2, "d": 1}
+    with pytest.raises(AudioFileError, match="damaged"):
+        list(Excerpts({"x": Damaged({"b": 30}, 100)}, "0.25").loader())
+    assert list(Excerpts({"x": Damaged({"b": 20}, 100)}, "0.25", unreadable="skip").loader(rank=0, world_size=2)) == []
+
+
 def test_errors():
     source: Source = Filled({"a": 100, "b": 50}, 100)
     for arguments, message in (
@@ -153,6 +213,7 @@ def test_errors():
         ({"length": None, "overlap": 1}, "overlap is 1 s of whole items"),
         ({"length": 1, "last": "cut"}, "last='cut'; it must be"),
         ({"length": 1, "batch_size": 0}, "batch_size is 0"),
+        ({"length": 1, "unreadable": "replace"}, "unreadable='replace'; it must be 'raise' or 'skip'"),
         ({"length": 1, "min_per_item": 3, "max_per_item": 2}, "give 1 ≤ min ≤ max"),
         ({"length": 2, "last": "drop"}, r"no excerpts of 2 s in 2 items \(the longest has 1 s\)"),
     ):

@@ -7,7 +7,9 @@ from conftest import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import codec.audio.blocks
 from codec.audio import read_audio
+from codec.audio.blocks import wave_blocks
 from codec.errors import AudioFileError, InputError
 from codec.excerpts import RandomExcerpts
 from codec.sources import Arrays, AudioFiles, Excerpt, Tokens, output_names
@@ -74,10 +76,13 @@ def test_a_manifest_spares_opening_the_files(tmp_path, monkeypatch):
     assert torch.equal(again.get(asked), source.get(asked))
     header = "key\tpath\tsample_rate\tnum_samples\n"
     for text, message in (
-        ("key\tfile\n", r"files\.tsv: the columns are \['key', 'file'\]; a manifest has"),
-        (header + "a\tb\tfast\t9\n", r"files\.tsv: line 2 is \['a', 'b', 'fast', '9'\]; it must be"),
+        (
+            "key\tfile\n",
+            r"files\.tsv: the columns are \['key', 'file'\]; \['path', 'sample_rate', 'num_samples'\] missing",
+        ),
+        (header + "a\tb\tfast\t9\n", "line 2: sample_rate is 'fast'; it must be a whole number"),
         (header + "a\tb\t8000\t9\na\tc\t8000\t9\n", "line 3: key 'a' comes twice; make the keys differ"),
-        (header + "a\tb\t8000\t0\n", "line 2: 'a' has 0 samples at 8000 Hz; both must be ≥ 1"),
+        (header + "a\tb\t8000\t0\n", "line 2: num_samples is '0'; it must be a whole number ≥ 1"),
         (header, "no audio files in"),
     ):
         (tmp_path / "files.tsv").write_text(text)
@@ -168,6 +173,41 @@ def test_a_store_and_its_files_are_interchangeable(store):
     pieces = list(Tokens(store, context=(0, 0)).stream("b", 299))
     codes = np.concatenate([piece.packed.unpack()[0][0] for piece in pieces], axis=1)
     assert np.array_equal(codes, store.read("b"))
+
+
+@pytest.mark.parametrize("rate", [None, 16000])
+def test_streams_decode_a_file_of_any_format_once(monkeypatch, rate):
+    monkeypatch.setattr("codec.sources.files.STREAM_SAMPLES", 20_011)
+    opened = []
+    source_of = codec.audio.blocks.Source
+    monkeypatch.setattr("codec.audio.blocks.Source", lambda path: opened.append(path) or source_of(path))
+    for path in sorted(DATA.iterdir()):
+        if path.suffix not in codec.audio.AUDIO_SUFFIXES:
+            continue
+        files = AudioFiles(path, sample_rate=rate, mono=False)
+        whole = files.get([Excerpt(path.name, 0, files.length(path.name))])
+        opened.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr("codec.audio.read_audio", lambda *_, **__: pytest.fail("was read by excerpts"))
+            pieces = list(files.stream(path.name, 7001))
+            assert torch.equal(torch.cat(pieces, -1), torch.cat(list(files.stream(path.name, 50_000)), -1))
+        assert len(opened) == 2
+        assert {piece.shape[-1] for piece in pieces[:-1]} <= {7001}
+        if rate is None:
+            assert torch.equal(torch.cat(pieces, -1), whole)
+        else:
+            torch.testing.assert_close(torch.cat(pieces, -1), whole, atol=1e-5, rtol=0)
+
+
+def test_a_stream_of_a_cut_file_is_an_error_not_a_shorter_wave(tmp_path):
+    data = PROMPT.read_bytes()
+    (tmp_path / "cut.flac").write_bytes(data)
+    files = AudioFiles(tmp_path / "cut.flac")
+    (tmp_path / "cut.flac").write_bytes(data[: len(data) // 2])
+    with pytest.raises(AudioFileError, match=r"cut\.flac"):
+        list(files.stream("cut.flac", 1000))
+    with pytest.raises(InputError, match="size is 0; it must be at least 1"):
+        next(wave_blocks(PROMPT, 0))
 
 
 def test_output_names():

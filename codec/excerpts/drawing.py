@@ -8,6 +8,7 @@ from typing import Literal, Unpack, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from codec.errors import AudioFileError, InputError, TokenFileError
@@ -19,14 +20,14 @@ from codec.frames import Seconds
 from codec.sources import Source
 
 Integers = NDArray[np.int64]
-_Block = tuple[int, tuple[Integers, Integers, Integers], dict[str, NDArray[np.float32]]]
+_Drawn = tuple[Integers, Integers, Integers]
 
 # The loaders' own streams are even; those of named values are odd. Redraws count up from the first one.
 _ROUND, _GROUP, _SLOT, _LENGTH, _REPLACE, _DRAW = 2, 4, 6, 8, 1 << 33, 1 << 34
 _VISITS = 64
 """Draws of each item per round in items="uniform" with positions="grid"."""
 _BLOCK = 1024
-"""Excerpts drawn at once, at least, and kept for the batches that follow."""
+"""Excerpts drawn at once, and kept, where one call follows the other."""
 _MAX_ATTEMPTS = 1000
 _EVEN_FROM = 32
 """After so many vain redraws for a batch of unlike items, all items are equally likely."""
@@ -35,8 +36,9 @@ _EVEN_FROM = 32
 class RandomExcerpts(Dataset[Batch]):
     """Endless batches of random excerpts; batch n is a pure function of (seed, n).
 
-    All sources of one loader give the same span of time of the same item. Positions lie on the coarsest grid on
-    which every source has an exact position (the greatest common divisor of their rates).
+    All sources of one loader give the same span of time of the same item. Positions lie on the finest grid on
+    which every source has an exact position (the greatest common divisor of their rates), so that every excerpt has
+    the same number of samples, frames and labels; a last frame of tokens that its item fills only partly is left out.
 
     No excerpt is ever listed: start-up and memory are proportional to the number of items, shuffles are
     permutations computed where they are asked for.
@@ -66,14 +68,17 @@ class RandomExcerpts(Dataset[Batch]):
             sources get. Each name has its own random stream: adding one changes no other.
         unreadable: "raise" what a source raises for a damaged file; or "replace": draw another item for that row,
             also as a function of (seed, n), and count the rows in the batch's entry `replaced`.
+        align: Grid steps per second, exact (50, "22050/512"): excerpts begin and end at whole steps, such as the
+            frames of a codec that is to encode them. A divisor of every source's rate. With the frame rate of a token
+            store, its audio files are drawn as the store itself would be.
 
     Batches are dicts: one entry per source (whatever its `get` returns), `key` (list of str), `start` and `length`
     (int64 `[B]`, in grid steps of `rate` per second; the length that the item has, where it is padded), and
     float32 `[B]` per name of `rngs`.
 
     Raises:
-        InputError: No common keys, no item long enough, a length that isn't whole on the grid, a bad seed,
-            labels beyond their item's end, settings that exclude each other.
+        InputError: No common keys, no item long enough, a length that isn't whole on the grid, a bad seed, a rate
+            that can't be aligned, labels beyond their item's end, settings that exclude each other.
 
     Example:
         >>> draws = RandomExcerpts({"x": AudioFiles("tests/data", sample_rate=16000)}, 1, batch_size=4, seed=0)
@@ -94,6 +99,7 @@ class RandomExcerpts(Dataset[Batch]):
         short: Literal["skip", "pad", "repeat", "error"] = "skip",
         rngs: Mapping[str, Distribution] | None = None,
         unreadable: Literal["raise", "replace"] = "raise",
+        align: Seconds | None = None,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
@@ -110,7 +116,7 @@ class RandomExcerpts(Dataset[Batch]):
         taken = set(rngs or ()) & {*sources, "key", "start", "length", "replaced"}
         if taken:
             raise InputError(f"rngs {sorted(taken)} would overwrite other batch entries; rename them")
-        self.timeline = Timeline(sources, whole=False, stacklevel=3)
+        self.timeline = Timeline(sources, whole=False, padded=short == "pad", align=align, stacklevel=3)
         self.sources = self.timeline.sources
         self.rate = self.timeline.rate
         self.keys = self.timeline.keys
@@ -131,8 +137,10 @@ class RandomExcerpts(Dataset[Batch]):
             raise InputError(f"length ({low}, {high}) s is no range; give (shortest, longest)")
         if self._grid and self.min_steps < self.num_steps:
             raise InputError("positions='grid' needs one length for all batches; give that, or positions='uniform'")
-        self._block_batches = max(1, _BLOCK // batch_size)
-        self._block: _Block | None = None
+        # Draws made ahead: batches (first, stride, …) and ranges (first, …), and what was asked for last.
+        self._batches: tuple[int, int, _Drawn, dict[str, NDArray[np.float32]]] | None = None
+        self._range: tuple[int, _Drawn] | None = None
+        self._last = self._stride = self._next = -1
         self._prepare(items if callable(items) else None)
 
     def _prepare(self, weight_of: Callable[[str], int] | None) -> None:
@@ -155,13 +163,14 @@ class RandomExcerpts(Dataset[Batch]):
         least = 1 if fills else self.min_steps
         if fills and (empty := np.flatnonzero(steps < 1)).size:
             raise InputError(
-                f"{self.keys[int(empty[0])]!r} is shorter than one step of 1/{self.rate} s, the grid that the sources "
-                f"share ({empty.size} such items); leave it out"
+                f"{self.keys[int(empty[0])]!r} is shorter than one step of {1 / self.rate} s, the sources' common grid "
+                f"({empty.size} such items); leave it out"
             )
         order = np.argsort(-steps, kind="stable")
-        self._order = order[: int(np.count_nonzero(steps >= least))]
+        order = order[: int(np.count_nonzero(steps >= least))]
+        self._order = order.astype(np.uint32 if len(steps) < 2**32 else np.int64)
         self._steps = steps[self._order]
-        weights = np.ones(len(self._order), dtype=np.int64)
+        weights: Integers | None = None
         if weight_of is not None:
             given = [weight_of(self.keys[item]) for item in self._order.tolist()]
             if min(given) < 0 or sum(given) == 0 or any(int(weight) != weight for weight in given):
@@ -171,8 +180,12 @@ class RandomExcerpts(Dataset[Batch]):
             weights = weights[weights > 0]
         if not fills:
             self.num_steps = min(self.num_steps, int(self._steps[0]))
-        if float(weights.astype(np.float64) @ self._steps) > 2**62:
-            raise InputError(f"weights up to {weights.max()} times the items' lengths pass 2**62; give smaller ones")
+        total = float(self._steps.sum(dtype=np.float64))
+        if weights is not None:
+            total = float(weights.astype(np.float64) @ self._steps)
+        if total > 2**62:
+            most = 1 if weights is None else weights.max()
+            raise InputError(f"weights up to {most} times the items' lengths pass 2**62; give smaller ones")
         if self.unique_items_per_batch:
             if self.num_items < self.batch_size:
                 raise InputError(
@@ -183,12 +196,18 @@ class RandomExcerpts(Dataset[Batch]):
                     "unique_items_per_batch with positions='grid' needs items='shuffle' or 'uniform': a long item "
                     "may hold more than its share of all slots"
                 )
-        self._negative_steps = -self._steps  # ascending, to be searched
-        self._weight_sum = np.concatenate([[0], np.cumsum(weights)])
-        self._weighted_steps = np.concatenate([[0], np.cumsum(weights * self._steps)])
-        self._slots = np.maximum(1, (self._steps - self.num_steps + 1) // self.num_steps)
-        self._tickets = np.concatenate([[0], np.cumsum(weights * self._slots)])
-        self._visits = weights * self._slots
+        # Eight bytes for each of a million items add up: only what the mode looks things up in is kept.
+        if self.min_steps < self.num_steps:
+            self._negative_steps = -self._steps  # ascending, to be searched
+        self._num_long = int(np.count_nonzero(self._steps >= self.num_steps))
+        self._weight_sum = None if weights is None else _summed(weights)
+        if self._items == "duration" and not (self._grid and not self._replace):
+            self._weighted_steps = _summed(self._steps if weights is None else weights * self._steps)
+        if self._grid:
+            self._slots = np.maximum(1, (self._steps - self.num_steps + 1) // self.num_steps)
+            self._visits = self._slots if weights is None else weights * self._slots
+        if self._grid and self._items == "duration":
+            self._tickets = _summed(self._visits)
 
     @property
     def num_items(self) -> int:
@@ -208,6 +227,17 @@ class RandomExcerpts(Dataset[Batch]):
         Returns:
             int64 `[count]` each: items (as numbers of `keys`), starts and lengths (grid steps).
         """
+        ahead = self._range
+        if ahead is None or not ahead[0] <= first <= first + count <= ahead[0] + len(ahead[1][0]):
+            # Drawing a thousand excerpts at once costs little more than drawing thirty.
+            size = max(count, _BLOCK) if first == self._next else count
+            self._range = ahead = first, self._draw_range(first, size)
+        self._next = first + count
+        start, (items, starts, lengths) = ahead
+        cut = slice(first - start, first - start + count)
+        return items[cut].copy(), starts[cut].copy(), lengths[cut].copy()
+
+    def _draw_range(self, first: int, count: int) -> _Drawn:
         if self.unique_items_per_batch or self.min_steps < self.num_steps:
             batches = np.arange(first // self.batch_size, -(-(first + count) // self.batch_size))
             numbers = batches[:, None] * self.batch_size + np.arange(self.batch_size)
@@ -215,7 +245,7 @@ class RandomExcerpts(Dataset[Batch]):
             numbers = np.arange(first, first + count)[:, None]
         ranks, starts, lengths = self._draw(numbers)
         cut = slice(first - int(numbers[0, 0]), first - int(numbers[0, 0]) + count)
-        items = self._order[ranks]
+        items = self._order[ranks].astype(np.int64)
         return items.reshape(-1)[cut], starts.reshape(-1)[cut], lengths.reshape(-1)[cut]
 
     def _draw(self, numbers: Integers) -> tuple[Integers, Integers, Integers]:
@@ -246,16 +276,21 @@ class RandomExcerpts(Dataset[Batch]):
     def _independent(self, words: Words, lengths: Integers, *, even: bool = False) -> Integers:
         """Items drawn with replacement, among those that are as long as `lengths`, any shape."""
         fills = self._short in ("pad", "repeat")
-        enough = np.searchsorted(self._negative_steps, -lengths, side="right")
+        if self.min_steps < self.num_steps:
+            enough = np.searchsorted(self._negative_steps, -lengths, side="right")
+        else:
+            enough = np.full(lengths.shape, self._num_long)
         last = np.full_like(enough, len(self._steps)) if fills else enough
         if self._items != "duration" or even:
             return below(words, last)
 
+        summed = self._weight_sum
+
         def before(place: Integers) -> Integers:
             """Excerpts of the items before a place; a padded item has one."""
             long = np.minimum(place, enough)
-            of_long = self._weighted_steps[long] - (lengths - 1) * self._weight_sum[long]
-            return np.asarray(of_long + self._weight_sum[place] - self._weight_sum[long])
+            weight, of_place = (long, place) if summed is None else (summed[long], summed[place])
+            return np.asarray(self._weighted_steps[long] - lengths * weight + of_place)
 
         tickets = below(words, before(last))
         low, high = np.zeros_like(last), last - 1
@@ -313,35 +348,37 @@ class RandomExcerpts(Dataset[Batch]):
         shape, ranks, visits = ranks.shape, ranks.reshape(-1), visits.reshape(-1)
         slots = self._slots[ranks]
         passes, within = np.divmod(visits, slots)
-        keys, shifts = philox(self.seed, _SLOT, (passes << 32) | self._order[ranks])
+        keys, shifts = philox(self.seed, _SLOT, (passes << 32) | self._order[ranks].astype(np.int64))
         room = np.maximum(self._steps[ranks] - self.num_steps + 1, 1)
         # slot * room + shift is evenly distributed over slots * room, so the start is over the room.
         starts = (permuted(within, slots, keys) * room + below(shifts, room)) // slots
-        return starts.reshape(shape)
+        return np.asarray(starts.reshape(shape), dtype=np.int64)
 
     def _keys_of(self, stream: int, counters: Integers) -> Words:
         return philox(self.seed, stream, counters)[0]
 
     def __getitem__(self, n: int) -> Batch:
         """Batch n: excerpts n * batch_size … (n + 1) * batch_size - 1."""
+        return self.finish(self.fetch(n))
+
+    def fetch(self, n: int, *, out: Mapping[str, Tensor] | None = None) -> Batch:
+        """Batch n as a worker hands it out, before what `Batched` marks; `finish` does that.
+
+        Args:
+            n: Its number.
+            out: Source name → tensor to read into, such as a page-locked one that is used again and again; its shape
+                is `[batch_size]` and that of the source's `spec`.
+        """
         if n < 0:
             raise InputError(f"batch {n}; batches are numbered from 0")
-        block, row = divmod(n, self._block_batches)
-        # Drawing a thousand excerpts at once costs little more than drawing one batch.
-        if self._block is None or self._block[0] != block:
-            batches = block * self._block_batches + np.arange(self._block_batches)
-            numbers = batches[:, None] * self.batch_size + np.arange(self.batch_size)
-            self._block = block, self._draw(numbers), self._values(numbers)
-        _, parts, columns = self._block
-        ranks, starts, lengths = (part[row].copy() for part in parts)
-        values = {name: column[row] for name, column in columns.items()}
+        (ranks, starts, lengths), values = self._drawn(n)
         if not self._replace:
-            return self._assemble(ranks, starts, lengths, values)
+            return self._assemble(ranks, starts, lengths, values, out)
         numbers = n * self.batch_size + np.arange(self.batch_size)
         replaced: set[int] = set()
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                batch = self._assemble(ranks, starts, lengths, values)
+                batch = self._assemble(ranks, starts, lengths, values, out)
             except (AudioFileError, TokenFileError):
                 bad = self._unreadable(ranks, starts, lengths, values)
                 if not bad or attempt == _MAX_ATTEMPTS - 1:
@@ -354,6 +391,26 @@ class RandomExcerpts(Dataset[Batch]):
                 batch["replaced"] = torch.tensor(len(replaced))
                 return batch
         raise AssertionError("unreachable")
+
+    def finish(self, batch: Batch) -> Batch:
+        """What `fetch` gave → what the loader's user gets."""
+        return self.timeline.finish(batch)
+
+    def _drawn(self, n: int) -> tuple[_Drawn, dict[str, NDArray[np.float32]]]:
+        """The draws of batch n, made ahead for those that will follow: a worker of four asks for every fourth."""
+        ahead = self._batches
+        row, beside = (0, 1) if ahead is None else divmod(n - ahead[0], ahead[1])
+        if ahead is None or beside or not 0 <= row < len(ahead[2][0]):
+            stride = n - self._last
+            follows = self._last >= 0 and stride > 0 and stride in (1, self._stride)
+            count = max(1, _BLOCK // self.batch_size) if follows else 1
+            stride = stride if follows else 1
+            numbers = (n + stride * np.arange(count))[:, None] * self.batch_size + np.arange(self.batch_size)
+            self._batches = ahead = n, stride, self._draw(numbers), self._values(numbers)
+            row = 0
+        self._stride, self._last = n - self._last, n
+        ranks, starts, lengths = (part[row].copy() for part in ahead[2])
+        return (ranks, starts, lengths), {name: column[row] for name, column in ahead[3].items()}
 
     def _unreadable(
         self, ranks: Integers, starts: Integers, lengths: Integers, values: Mapping[str, NDArray[np.float32]]
@@ -375,7 +432,12 @@ class RandomExcerpts(Dataset[Batch]):
         return values
 
     def _assemble(
-        self, ranks: Integers, starts: Integers, lengths: Integers, values: Mapping[str, NDArray[np.float32]]
+        self,
+        ranks: Integers,
+        starts: Integers,
+        lengths: Integers,
+        values: Mapping[str, NDArray[np.float32]],
+        out: Mapping[str, Tensor] | None = None,
     ) -> Batch:
         keys = [self.keys[item] for item in self._order[ranks].tolist()]
         names, columns = list(values), [column.tolist() for column in values.values()]
@@ -392,7 +454,8 @@ class RandomExcerpts(Dataset[Batch]):
             )
         batch = Batch()
         for name in self.sources:
-            data = self.timeline.read(name, keys, starts.tolist(), lengths.tolist(), requests)
+            into = None if out is None else out.get(name)
+            data = self.timeline.read(name, keys, starts.tolist(), lengths.tolist(), requests, into)
             if self._short == "repeat":
                 data = self.timeline.repeated(name, data, steps.tolist(), int(lengths[0]))
             batch[name] = data
@@ -465,3 +528,10 @@ class RandomExcerpts(Dataset[Batch]):
         if epoch_batches is not None:
             raise InputError("epoch_batches goes on from iteration to iteration; leave out start_batch and num_batches")
         return FixedLoader(self, start_batch=start_batch or 0, num_batches=num_batches, **options)
+
+
+def _summed(counts: Integers) -> Integers:
+    """How much comes before each: one number more than there are."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypedDict, Unpack
@@ -17,8 +18,11 @@ from codec.excerpts.timeline import Batch
 class Numbered(Protocol):
     """What has a batch for every number."""
 
-    def __getitem__(self, n: int) -> Batch:
-        """Batch n."""
+    def fetch(self, n: int) -> Batch:
+        """Batch n, in a worker."""
+
+    def finish(self, batch: Batch) -> Batch:
+        """What remains to be done with it where it is consumed."""
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -47,7 +51,7 @@ class _Span(IterableDataset[Batch]):
         worker = get_worker_info()
         position, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         while self.count is None or position < self.count:
-            yield self.batches[self.first + position * self.stride]
+            yield self.batches.fetch(self.first + position * self.stride)
             position += step
 
 
@@ -76,7 +80,7 @@ class BatchLoader(DataLoader[Batch]):
             num_workers=num_workers,
             pin_memory=pin_memory,
             multiprocessing_context=start_method if num_workers else None,
-            worker_init_fn=_one_thread,
+            worker_init_fn=_prepared,
             collate_fn=_as_it_is,
         )
 
@@ -91,7 +95,7 @@ class BatchLoader(DataLoader[Batch]):
         """`count` batches of this rank, of all from `first` on."""
         rank, world_size = self._topology()
         self._span.first, self._span.stride, self._span.count = first + rank, world_size, count
-        return super().__iter__()
+        return map(self._span.batches.finish, super().__iter__())
 
 
 class FixedLoader(BatchLoader):
@@ -192,7 +196,9 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _one_thread(_: int) -> None:
+def _prepared(_: int) -> None:
+    # What a forked worker has from its parent isn't looked through for garbage, which would copy it page by page.
+    gc.freeze()
     # torch's own is 1 in workers already; libraries that a spawned worker has yet to load read these.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Unpack
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from codec.errors import InputError
+from codec.errors import AudioFileError, InputError, TokenFileError
 from codec.excerpts.loading import BatchLoader, LoaderOptions
 from codec.excerpts.timeline import Batch, Timeline
 from codec.frames import Seconds, exact_seconds
@@ -33,6 +34,9 @@ class Excerpts(Dataset[Batch]):
         batch_size: Excerpts per batch; the last batch has the rest.
         min_per_item: Leave out items with fewer excerpts.
         max_per_item: Only the first so many excerpts of each item.
+        unreadable: "raise" what a source raises for a damaged file; or "skip" such rows: their keys are in the
+            batch's entry `skipped`, once per row. A batch without any other is left out by `loader()`, whose
+            `skipped` counts all of them by key.
 
     Batches are as those of `RandomExcerpts`; `length` is what each row has of its item, in grid steps.
 
@@ -58,9 +62,12 @@ class Excerpts(Dataset[Batch]):
         batch_size: int = 1,
         min_per_item: int = 1,
         max_per_item: int | None = None,
+        unreadable: Literal["raise", "skip"] = "raise",
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
+        if unreadable not in ("raise", "skip"):
+            raise InputError(f"unreadable={unreadable!r}; it must be 'raise' or 'skip'")
         if last not in ("short", "pad", "drop", "shift"):
             raise InputError(f"last={last!r}; it must be 'short', 'pad', 'drop' or 'shift'")
         if min_per_item < 1 or (max_per_item is not None and max_per_item < min_per_item):
@@ -70,6 +77,7 @@ class Excerpts(Dataset[Batch]):
         self.rate = self.timeline.rate
         self.batch_size = batch_size
         self._last = last
+        self._skip = unreadable == "skip"
         steps = self.timeline.num_steps
         if length is None:
             if exact_seconds(overlap):
@@ -105,7 +113,11 @@ class Excerpts(Dataset[Batch]):
         return -(-self.num_excerpts // self.batch_size)
 
     def __getitem__(self, n: int) -> Batch:
-        """Batch n, 0 ≤ n < len."""
+        """Batch n, 0 ≤ n < len. Where all of its rows are skipped, it has no sources' entries."""
+        return self.finish(self.fetch(n))
+
+    def fetch(self, n: int) -> Batch:
+        """Batch n as a worker hands it out, before what `Batched` marks; `finish` does that."""
         if not 0 <= n < len(self):
             raise IndexError(f"batch {n} of {len(self)}")
         numbers = np.arange(n * self.batch_size, min((n + 1) * self.batch_size, self.num_excerpts))
@@ -118,13 +130,41 @@ class Excerpts(Dataset[Batch]):
         lengths = np.minimum(self.num_steps, steps - starts)
         asked = np.full_like(lengths, self.num_steps) if self._last == "pad" else lengths
         keys = [self.timeline.keys[item] for item in items.tolist()]
-        batch = Batch()
-        for name in self.sources:
-            batch[name] = self.timeline.read(name, keys, starts.tolist(), asked.tolist(), [{}] * len(keys))
+        rows, skipped = np.arange(len(keys)), []
+        try:
+            data = self._read(keys, starts, asked)
+        except (AudioFileError, TokenFileError):
+            if not self._skip:
+                raise
+            readable = [self._is_readable(keys[r : r + 1], starts[r : r + 1], asked[r : r + 1]) for r in rows]
+            if all(readable):
+                raise
+            skipped = [key for key, fine in zip(keys, readable, strict=True) if not fine]
+            rows = np.flatnonzero(readable)
+            keys = [keys[row] for row in rows.tolist()]
+            data = self._read(keys, starts[rows], asked[rows]) if keys else {}
+        batch = Batch(data)
         batch["key"] = keys
-        batch["start"] = torch.from_numpy(starts)
-        batch["length"] = torch.from_numpy(lengths)
+        batch["start"] = torch.from_numpy(starts[rows])
+        batch["length"] = torch.from_numpy(lengths[rows])
+        if self._skip:
+            batch["skipped"] = skipped
         return batch
+
+    def finish(self, batch: Batch) -> Batch:
+        """What `fetch` gave → what the loader's user gets."""
+        return self.timeline.finish(batch)
+
+    def _read(self, keys: list[str], starts: NDArray[np.int64], asked: NDArray[np.int64]) -> dict[str, Any]:
+        values: list[Mapping[str, float]] = [{}] * len(keys)
+        return {name: self.timeline.read(name, keys, starts.tolist(), asked.tolist(), values) for name in self.sources}
+
+    def _is_readable(self, keys: list[str], starts: NDArray[np.int64], asked: NDArray[np.int64]) -> bool:
+        try:
+            self._read(keys, starts, asked)
+        except (AudioFileError, TokenFileError):
+            return False
+        return True
 
     def loader(
         self,
@@ -174,7 +214,8 @@ class Excerpts(Dataset[Batch]):
             `last="drop"` or `max_per_item` end it before.
 
         Raises:
-            InputError: A rate that isn't on the grid, a prediction too short, items that aren't complete.
+            InputError: A rate that isn't on the grid, a prediction too short, items that aren't complete; with
+                `unreadable="skip"`, those are left out.
         """
         exact = self.rate if rate is None else exact_seconds(rate)
         factor = exact / self.rate
@@ -185,10 +226,17 @@ class Excerpts(Dataset[Batch]):
         counts = {self.timeline.keys[i]: int(n) for i, n in zip(items, self._counts, strict=True)}
         steps = {self.timeline.keys[i]: int(self.timeline.num_steps[i]) for i in items}
         key: str | None = None
+        lost: str | None = None
         seen, done, values, weights = 0, 0, torch.empty(0), torch.empty(0)
         for batch, prediction in predictions:
             spans = zip(batch["key"], batch["start"].tolist(), batch["length"].tolist(), prediction, strict=True)
             for now, start, length, row in spans:
+                if self._skip:
+                    key = key if now == key else None  # the item before may have lost its end
+                    lost = now if start > (done if now == key else 0) else lost
+                    if now == lost:
+                        key = None
+                        continue
                 if key is None:
                     key, seen, done = now, 0, 0
                     weights = row.new_zeros(steps[now] * int(factor))
@@ -215,7 +263,7 @@ class Excerpts(Dataset[Batch]):
                         end = min(end, self.sources[like].length(now))
                     yield now, values[..., :end] / weights[:end]
                     key = None
-        if key is not None:
+        if key is not None and not self._skip:
             raise self._incomplete(key, done, "the end")
 
     def _incomplete(self, key: str, done: int, found: str) -> InputError:
@@ -226,19 +274,30 @@ class Excerpts(Dataset[Batch]):
 
 
 class OrderedLoader(BatchLoader):
-    """All batches once, in order, or a rank's share of them."""
+    """All batches once, in order, or a rank's share of them.
+
+    Attributes:
+        skipped: Unreadable excerpts that were left out of the last iteration, by key.
+    """
 
     def __init__(self, excerpts: Excerpts, **options: Unpack[LoaderOptions]) -> None:
         self._num_all = len(excerpts)
-        super().__init__(_Around(excerpts), **options)
+        self.skipped: Counter[str] = Counter()
+        self._around = _Around(excerpts)
+        super().__init__(self._around, **options)
 
     def __len__(self) -> int:
         """Batches of one rank."""
         return -(-self._num_all // self._topology()[1])
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """The batches."""
-        return self._from(0, len(self))
+        """The batches that have rows."""
+        self.skipped.clear()
+        self._around.even = self._topology()[1] > 1
+        for batch in self._from(0, len(self)):
+            self.skipped.update(batch.get("skipped", ()))
+            if batch["key"]:
+                yield batch
 
 
 class _Around:
@@ -246,6 +305,17 @@ class _Around:
 
     def __init__(self, excerpts: Excerpts) -> None:
         self._excerpts = excerpts
+        self.even = False
+        """Whether another batch stands in for one that is skipped as a whole, since ranks must have equally many."""
 
-    def __getitem__(self, n: int) -> Batch:
-        return self._excerpts[n % len(self._excerpts)]
+    def fetch(self, n: int) -> Batch:
+        total = len(self._excerpts)
+        batch = self._excerpts.fetch(n % total)
+        for other in range(n + 1, n + total) if self.even and not batch["key"] else ():
+            instead = self._excerpts.fetch(other % total)
+            if instead["key"]:
+                return instead.replace(skipped=batch["skipped"])
+        return batch
+
+    def finish(self, batch: Batch) -> Batch:
+        return self._excerpts.finish(batch)

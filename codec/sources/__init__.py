@@ -4,19 +4,21 @@ Sources are files, stores, arrays, labels and strings, and wrappers over them th
 or the data on its way forward. All randomness comes from the loader, as named values in the request.
 """
 
-from codec.sources.base import Excerpt, Request, Source
+from codec.sources.base import Excerpt, ItemSpec, Request, Source
 from codec.sources.cache import Cache
 from codec.sources.files import AudioFiles, TokenBatch, Tokens, output_names, write_array
 from codec.sources.tables import Arrays, Segments, Strings
 from codec.sources.warps import LabelPitchShift, LabelTimeStretch, PitchShift, TimeStretch
-from codec.sources.wrappers import Gain, Map, Mel, Mixup, Pad, Resample, Wrap
+from codec.sources.wrappers import Batched, Gain, Map, Mel, Mixup, Pad, Resample, Wrap
 
 __all__ = [
     "Arrays",
     "AudioFiles",
+    "Batched",
     "Cache",
     "Excerpt",
     "Gain",
+    "ItemSpec",
     "LabelPitchShift",
     "LabelTimeStretch",
     "Map",

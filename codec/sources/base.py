@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
@@ -41,6 +43,27 @@ class Request(Excerpt):
         self = super().__new__(cls, key, start, length)
         self.values = values
         return self
+
+
+@dataclass(frozen=True)
+class ItemSpec:
+    """What a source gives for one item.
+
+    Attributes:
+        shape: Of one row, the batch's axis left out; None where time is. `(1, None)` is a mono wave, `(80, None)` a
+            mel, `(8, None)` are codes of 8 codebooks, `()` is one value.
+        dtype: Of its tensors; None where it gives something else, such as packed tokens or strings.
+        rate: Positions per second; None without time.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype | None
+    rate: Fraction | None
+
+    @property
+    def channels(self) -> int | None:
+        """What stands before time: channels, bins or codebooks; None if nothing or more than one axis does."""
+        return self.shape[0] if len(self.shape) == 2 and self.shape[1] is None else None
 
 
 def moved(excerpt: Excerpt, start: int, length: int) -> Request:
@@ -89,6 +112,42 @@ class Source(ABC):
             raise unknown_key(self, key, table)
         return table[key]
 
+    def filled(self) -> NDArray[np.int64]:
+        """int64 `[items]`: `lengths`, without a last position that the item fills only partly, as it may in tokens."""
+        return self.lengths()
+
+    def spec(self, key: str) -> ItemSpec:
+        """Shape, dtype and rate of what `get` gives for one item; by itself it reads a position to find out.
+
+        Raises:
+            InputError: No such item.
+        """
+        # Whatever values wrappers ask for, they are 1.
+        sample = self.get([Request(key, 0, 2, defaultdict(lambda: 1.0))])
+        if not isinstance(sample, Tensor):
+            return ItemSpec((), None, self.rate())
+        shape: tuple[int | None, ...] = tuple(sample.shape[1:])
+        if shape and self.rate() is not None and shape[-1] == 2:
+            shape = (*shape[:-1], None)
+        return ItemSpec(shape, sample.dtype, self.rate())
+
+    def get_into(self, excerpts: Sequence[Excerpt], out: Tensor) -> None:
+        """As `get`, into a tensor `[B, ..., N]` of the source's dtype; sources that read in place save a copy.
+
+        Args:
+            excerpts: Spans of up to N positions.
+            out: Filled, what lies beyond the longest span with zeros.
+
+        Raises:
+            InputError: A tensor of another shape or dtype.
+        """
+        data = self.get(excerpts)
+        if not isinstance(data, Tensor):
+            raise InputError(f"{type(self).__name__} gives {type(data).__name__}, which doesn't go into a tensor")
+        check_out(out, data.shape, data.dtype)
+        out[..., : data.shape[-1]] = data
+        out[..., data.shape[-1] :] = 0
+
     def reach(self, length: int, values: Mapping[str, float]) -> int:
         """Positions from its start on that an excerpt of `length` reads, which wrappers that stretch change."""
         return length
@@ -128,6 +187,14 @@ def padded(rows: Sequence[Tensor], length: int, fill: float = 0) -> Tensor:
     for target, row in zip(batch, rows, strict=True):
         target[..., : row.shape[-1]] = row
     return batch
+
+
+def check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raises InputError unless the tensor takes rows of this shape, which may be shorter."""
+    if out.dtype != dtype or out.shape[:-1] != tuple(shape)[:-1] or out.shape[-1] < shape[-1]:
+        raise InputError(
+            f"out is {list(out.shape)} of {out.dtype}; the batch needs {list(shape)} of {dtype}: see spec()"
+        )
 
 
 def values_of(excerpts: Sequence[Excerpt], names: Sequence[str]) -> NDArray[np.float64]:

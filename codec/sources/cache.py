@@ -58,7 +58,7 @@ class Cache(Wrap):
         self._slots = min(max_bytes // block_bytes, int(self._blocks[-1]))
         if self._slots < 1:
             raise InputError(f"max_bytes is {max_bytes}, one block takes {block_bytes}; raise it, or lower block")
-        listing = hashlib.sha256("\0".join(keys).encode() + lengths.tobytes()).hexdigest()
+        listing = hashlib.sha256("\0".join(keys).encode("utf-8", "surrogateescape") + lengths.tobytes()).hexdigest()
         self._identity = json.dumps(
             [str(source.rate()), listing, list(self._shape), self._dtype.str, type(source).__name__, self._slots]
         )

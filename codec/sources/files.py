@@ -17,21 +17,22 @@ from torch.nn import functional as F
 
 from codec import audio
 from codec.errors import InputError
-from codec.sources.base import NO_VALUES, Excerpt, PathLike, Source, padded, unknown_key
+from codec.sources.base import NO_VALUES, Excerpt, ItemSpec, PathLike, Source, check_out, padded, unknown_key
+from codec.sources.items import COLUMNS, Items, read_manifest
 from codec.spec import CodecSpec
 from codec.tokens import PackedBatch, TokenStore
 
-MANIFEST_COLUMNS = ["key", "path", "sample_rate", "num_samples"]
-STREAM_SAMPLES = 1 << 20
-"""Samples read at once by `stream`, at least: opening a file may cost more than a small piece of it."""
+STREAM_SAMPLES = 1 << 18
+"""Samples decoded at once by `stream`."""
 
 
 class AudioFiles(Source):
     """Audio files as a source of waves, resampled and mixed to mono as they are read.
 
     Args:
-        paths: Files and folders, or `{key: path}`, or one `.tsv` manifest as `save_manifest` writes it, which
-            spares opening every file. A folder's files are keyed by their path inside it.
+        paths: Files and folders, or `{key: path}`, or one manifest, which spares opening every file: a `.tsv` or
+            `.csv` table with the columns path, sample_rate and num_samples, and key unless that is the path. Paths
+            are relative to it. `save_manifest` writes one. A folder's files are keyed by their path inside it.
         sample_rate: Hz of the waves; the files' own if None, which must then be one and the same.
         mono: Mix the channels of each file.
 
@@ -52,32 +53,32 @@ class AudioFiles(Source):
         sample_rate: int | None = None,
         mono: bool = True,
     ) -> None:
-        if isinstance(paths, str | os.PathLike) and Path(paths).suffix == ".tsv":
-            self._number, self._paths, rates, lengths = _read_manifest(Path(paths))
+        if isinstance(paths, str | os.PathLike) and Path(paths).suffix in (".tsv", ".csv"):
+            self._items, self._native_rates, self._native_lengths = read_manifest(Path(paths))
         else:
             if isinstance(paths, Mapping):
-                items = [(str(key), Path(path)) for key, path in paths.items()]
+                found = [(str(key), os.fspath(path)) for key, path in paths.items()]
             else:
-                items = audio.find_audio([paths] if isinstance(paths, str | os.PathLike) else list(paths))
-            self._number = {key: number for number, (key, _) in enumerate(items)}
-            self._paths = [os.fspath(path) for _, path in items]
-            infos = [audio.audio_info(path) for path in self._paths]
-            rates, lengths = [info.sample_rate for info in infos], [info.num_samples for info in infos]
-        if not self._paths:
-            raise InputError(f"no audio files in {paths!r}; give at least one")
-        found = sorted(set(rates))
-        if sample_rate is None and len(found) > 1:
-            raise InputError(f"the files have sample rates {found} Hz; give sample_rate to resample them to one")
-        self.sample_rate = sample_rate or found[0]
+                listed = audio.find_audio([paths] if isinstance(paths, str | os.PathLike) else list(paths))
+                found = [(key, os.fspath(path)) for key, path in listed]
+            if not found:
+                raise InputError(f"no audio files in {paths!r}; give at least one")
+            infos = [audio.audio_info(path) for _, path in found]
+            self._items = Items.of([key for key, _ in found], [path for _, path in found])
+            self._native_rates = np.array([info.sample_rate for info in infos], np.int64)
+            self._native_lengths = np.array([info.num_samples for info in infos], np.int64)
+        rates = np.unique(self._native_rates).tolist()
+        if sample_rate is None and len(rates) > 1:
+            raise InputError(f"the files have sample rates {rates} Hz; give sample_rate to resample them to one")
+        self.sample_rate = sample_rate or rates[0]
         self._mono = mono
-        self._keys = list(self._number)
-        self._native_rates = np.array(rates, dtype=np.int64)
-        self._native_lengths = np.array(lengths, dtype=np.int64)
-        self._lengths = -(-self._native_lengths * self.sample_rate // self._native_rates)
+        self._lengths = self._native_lengths
+        if rates != [self.sample_rate]:
+            self._lengths = -(-self._native_lengths * self.sample_rate // self._native_rates)
 
     def keys(self) -> Sequence[str]:
         """Item keys, in a fixed order."""
-        return self._keys
+        return self._items
 
     def rate(self) -> Fraction:
         """Samples per second."""
@@ -89,40 +90,86 @@ class AudioFiles(Source):
 
     def length(self, key: str) -> int:
         """Samples of one item at `sample_rate`."""
-        if key not in self._number:
-            raise unknown_key(self, key, self._keys)
-        return int(self._lengths[self._number[key]])
+        return int(self._lengths[self._number(key)])
+
+    def spec(self, key: str) -> ItemSpec:
+        """`(channels, None)`, float32; without `mono`, the file's header is read for them."""
+        number = self._number(key)
+        channels = 1 if self._mono else audio.audio_info(self._items.path(number)).channels
+        return ItemSpec((channels, None), torch.float32, self.rate())
 
     def get(self, excerpts: Sequence[Excerpt]) -> Tensor:
         """Waves `[B, C, N]`, float32, N the longest span asked for; zeros where a span passes its item's end."""
+        spans, quick = self._spans(excerpts)
         longest = max(excerpt.length for excerpt in excerpts)
-        lengths = [min(excerpt.length, self.length(excerpt.key) - excerpt.start) for excerpt in excerpts]
-        numbers = [self._number[excerpt.key] for excerpt in excerpts]
-        spans = [(self._paths[n], e.start, length) for n, e, length in zip(numbers, excerpts, lengths, strict=True)]
-        if len(spans) == 1 or all(self._is_quick(number) for number in numbers):
-            waves = [
-                audio.read_audio(
-                    path, start_sample=start, num_samples=length, sample_rate=self.sample_rate, mono=self._mono
-                )[0]
-                for path, start, length in spans
-            ]
-            return padded(waves, longest)
+        if quick:
+            return padded([self._read(*span) for span in spans], longest)
         batch = audio.read_audio_batch(spans, sample_rate=self.sample_rate, mono=self._mono)
         assert isinstance(batch.wave, Tensor)
         missing = longest - batch.wave.shape[2]
         return F.pad(batch.wave, (0, missing)) if missing else batch.wave
 
-    def _is_quick(self, number: int) -> bool:
-        """Whether reading the file takes less than handing it to another thread."""
-        return self._paths[number].lower().endswith(".wav") and int(self._native_rates[number]) == self.sample_rate
+    def get_into(self, excerpts: Sequence[Excerpt], out: Tensor) -> None:
+        """Waves, read straight into `[B, C, N]`; see `Source.get_into`."""
+        spans, quick = self._spans(excerpts)
+        shape = [len(spans), out.shape[1] if out.ndim == 3 else 1, max(excerpt.length for excerpt in excerpts)]
+        check_out(out, shape, torch.float32)
+        if not quick and out.is_contiguous() and out.device.type == "cpu":
+            audio.read_audio_batch(spans, sample_rate=self.sample_rate, mono=self._mono, out=out)
+            return
+        waves = [self._read(*span) for span in spans]
+        for wave, (path, _, _) in zip(waves, spans, strict=True):
+            if len(wave) != shape[1]:
+                raise InputError(f"{path} has {len(wave)} channels, the batch {shape[1]}; give mono=True")
+        if all(wave.shape[1] == out.shape[2] for wave in waves):
+            torch.stack(waves, out=out)
+            return
+        for row, wave in zip(out, waves, strict=True):
+            row[:, : wave.shape[1]] = wave
+            row[:, wave.shape[1] :] = 0
+
+    def _spans(self, excerpts: Sequence[Excerpt]) -> tuple[list[tuple[str, int, int]], bool]:
+        """Path, start and samples of each, and whether reading takes less than handing it to other threads."""
+        spans, quick = [], True
+        for key, start, length in excerpts:
+            number = self._number(key)
+            path = self._items.path(number)
+            spans.append((path, start, min(length, int(self._lengths[number]) - start)))
+            quick &= path.lower().endswith(".wav") and int(self._native_rates[number]) == self.sample_rate
+        return spans, quick or len(spans) == 1
+
+    def _read(self, path: str, start: int, length: int) -> Tensor:
+        return audio.read_audio(
+            path, start_sample=start, num_samples=length, sample_rate=self.sample_rate, mono=self._mono
+        )[0]
+
+    def _number(self, key: str) -> int:
+        number = self._items.find(key)
+        if number is None:
+            raise unknown_key(self, key, self._items)
+        return number
 
     def stream(self, key: str, size: int, values: Mapping[str, float] = NO_VALUES) -> Iterator[Tensor]:
-        """The whole file in waves `[1, C, size]`, the last one shorter; see `Source.stream`."""
-        if size >= STREAM_SAMPLES or size < 1:
-            yield from super().stream(key, size, values)
-            return
-        for block in super().stream(key, STREAM_SAMPLES // size * size, values):
-            yield from block.split(size, dim=-1)
+        """The whole file in waves `[1, C, size]`, the last one shorter: opened once, decoded once.
+
+        See `Source.stream`; joined, the pieces are the same for every size, to the bit.
+        """
+        from codec.audio.blocks import wave_blocks  # decoders; token stores need none
+
+        if size < 1:
+            raise InputError(f"size is {size}; it must be at least 1 sample")
+        path, parts, have = self._items.path(self._number(key)), [], 0
+        # Cut at the same places whatever the size: resampling rounds differently at others.
+        for block in wave_blocks(path, STREAM_SAMPLES, sample_rate=self.sample_rate, mono=self._mono):
+            parts.append(block)
+            have += block.shape[1]
+            if have >= size:
+                joined = torch.cat(parts, 1)[None]
+                whole = have // size * size
+                yield from torch.split(joined[..., :whole], size, dim=-1)
+                parts, have = [joined[0, :, whole:]], have - whole
+        if have:
+            yield torch.cat(parts, 1)[None]
 
     def save_manifest(self, path: PathLike) -> None:
         """Writes what was found out about the files as tab-separated text, for `AudioFiles(path)`.
@@ -130,43 +177,15 @@ class AudioFiles(Source):
         Raises:
             InputError: A key or a path with a tab or a line break in it.
         """
-        with Path(path).open("w", newline="\n", encoding="utf-8") as file:
-            file.write("\t".join(MANIFEST_COLUMNS) + "\n")
-            rows = zip(self._keys, self._paths, self._native_rates, self._native_lengths, strict=True)
-            for key, place, rate, length in rows:
-                line = f"{key}\t{os.path.abspath(place)}\t{rate}\t{length}"
+        with Path(path).open("w", newline="\n", encoding="utf-8", errors="surrogateescape") as file:
+            file.write("\t".join(["key", *COLUMNS]) + "\n")
+            rows = zip(self._items, self._native_rates.tolist(), self._native_lengths.tolist(), strict=True)
+            for number, (key, rate, length) in enumerate(rows):
+                place = self._items.path(number)
+                line = f"{key}\t{place if '://' in place else os.path.abspath(place)}\t{rate}\t{length}"
                 if line.count("\t") != 3 or "\n" in line or "\r" in line:
                     raise InputError(f"{key!r} at {place!r} holds a tab or a line break; rename it for a manifest")
                 file.write(line + "\n")
-
-
-def _read_manifest(path: Path) -> tuple[dict[str, int], list[str], list[int], list[int]]:
-    """Numbers by key, paths, sample rates, lengths."""
-    numbers: dict[str, int] = {}
-    paths: list[str] = []
-    rates: list[int] = []
-    lengths: list[int] = []
-    with path.open(newline="\n", encoding="utf-8") as file:
-        header = file.readline().rstrip("\n").split("\t")
-        if header != MANIFEST_COLUMNS:
-            raise InputError(f"{path}: the columns are {header}; a manifest has {MANIFEST_COLUMNS}: see save_manifest")
-        for number, line in enumerate(file):
-            try:
-                key, place, rate, length = line.split("\t")
-                rates.append(int(rate))
-                lengths.append(int(length))
-            except ValueError as error:
-                cells = line.rstrip("\n").split("\t")
-                raise InputError(f"{path}: line {number + 2} is {cells}; it must be {MANIFEST_COLUMNS}") from error
-            if key in numbers:
-                raise InputError(f"{path}: line {number + 2}: key {key!r} comes twice; make the keys differ")
-            if rates[-1] < 1 or lengths[-1] < 1:
-                raise InputError(
-                    f"{path}: line {number + 2}: {key!r} has {lengths[-1]} samples at {rates[-1]} Hz; both must be ≥ 1"
-                )
-            numbers[key] = number
-            paths.append(place)
-    return numbers, paths, rates, lengths
 
 
 @dataclass(frozen=True)
@@ -178,6 +197,8 @@ class TokenBatch:
         skip: int64 `[B]`, context frames before each row's excerpt.
         lengths: int64 `[B]`, frames of each excerpt, context not counted.
         num_samples: int64 `[B]`, samples of each excerpt's wave: the item's last frame may be partly filled.
+        read_samples: int64 `[B]`, samples of all frames read, context included.
+        context: (left, right) frames that were asked for around each excerpt; a row has fewer at its item's ends.
         spec: The codec that wrote the tokens.
     """
 
@@ -185,6 +206,8 @@ class TokenBatch:
     skip: Tensor
     lengths: Tensor
     num_samples: Tensor
+    read_samples: Tensor
+    context: tuple[int, int]
     spec: CodecSpec
 
 
@@ -228,21 +251,52 @@ class Tokens(Source):
         """Frames of one item."""
         return self.store.info(key).num_frames
 
+    def filled(self) -> NDArray[np.int64]:
+        """int64 `[items]`: frames whose samples are all there."""
+        return self.store.num_samples // self.store.spec.hop_length
+
+    def spec(self, key: str) -> ItemSpec:
+        """`(n_quantizers, None)`; no dtype, since batches are packed."""
+        self.store.info(key)
+        return ItemSpec((self.n_quantizers or self.store.n_quantizers, None), None, self.rate())
+
     def get(self, excerpts: Sequence[Excerpt]) -> TokenBatch:
-        """The spans as one packed batch; spans beyond an item's end are cut there."""
+        """The spans as one packed batch; spans beyond an item's end are cut there.
+
+        Raises:
+            InputError: No excerpts, no such item, a span that begins outside its item.
+        """
+        if not excerpts:
+            raise InputError("the batch is empty; ask for at least one excerpt")
         left, right = self.context
-        hop = self.store.spec.hop_length
-        spans, skip, lengths, num_samples = [], [], [], []
+        hop, align = self.store.spec.hop_length, max(self.store.frame_divisors)
+        spans, skip, lengths, num_samples, read_samples = [], [], [], [], []
         for key, start, length in excerpts:
             info = self.store.info(key)
-            stop = min(start + length, info.num_frames)
-            first = max(0, start - left)
-            spans.append((key, first, min(stop + right, info.num_frames) - first))
+            total = info.num_frames
+            if not 0 <= start < total or length < 1:
+                raise InputError(
+                    f"{key!r}: frames [{start}, {start + length}) asked for; the item has frames [0, {total}); "
+                    "begin within them, with at least one frame"
+                )
+            stop = min(start + length, total)
+            # Where slower codebooks share a code among frames, a span begins with a whole one.
+            first = max(0, start - left) // align * align
+            last = min(-(-(stop + right) // align) * align, total)
+            spans.append((key, first, last - first))
             skip.append(start - first)
             lengths.append(stop - start)
             num_samples.append(min(stop * hop, info.num_samples) - start * hop)
-        packed = self.store.read_batch(spans, n_quantizers=self.n_quantizers)
-        return TokenBatch(packed, torch.tensor(skip), torch.tensor(lengths), torch.tensor(num_samples), self.store.spec)
+            read_samples.append(min(last * hop, info.num_samples) - first * hop)
+        return TokenBatch(
+            packed=self.store.read_batch(spans, n_quantizers=self.n_quantizers),
+            skip=torch.tensor(skip),
+            lengths=torch.tensor(lengths),
+            num_samples=torch.tensor(num_samples),
+            read_samples=torch.tensor(read_samples),
+            context=self.context,
+            spec=self.store.spec,
+        )
 
 
 def output_names(keys: Sequence[str], suffix: str) -> list[str]:

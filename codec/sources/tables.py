@@ -18,7 +18,7 @@ from torch import Tensor
 
 from codec.errors import InputError
 from codec.frames import Seconds, exact_seconds
-from codec.sources.base import Excerpt, PathLike, Source, padded, unknown_key
+from codec.sources.base import Excerpt, ItemSpec, PathLike, Source, padded, unknown_key
 
 OPEN_ARRAYS = 64
 """Memory-mapped arrays kept open at once by one source in one process."""
@@ -132,6 +132,11 @@ class Strings(Source):
         """Ones."""
         return np.ones(len(self._strings), dtype=np.int64)
 
+    def spec(self, key: str) -> ItemSpec:
+        """No tensor."""
+        self.get([Excerpt(key, 0, 1)])
+        return ItemSpec((), None, None)
+
     def get(self, excerpts: Sequence[Excerpt]) -> list[str]:
         """The item's string of each row."""
         for excerpt in excerpts:
@@ -230,6 +235,13 @@ class Segments(Source):
         if self._rate is None:
             return np.ones(len(self._keys), dtype=np.int64)
         return np.maximum.reduceat(self._end, self._offsets[:-1]) // 2
+
+    def spec(self, key: str) -> ItemSpec:
+        """See `mode`."""
+        if key not in self._number:
+            raise unknown_key(self, key, self._number)
+        shape = {"sequence": (None,), "mask": (len(self.classes), None)}.get(self.mode, ())
+        return ItemSpec(shape, torch.float32 if self.mode == "mask" else torch.int64, self._rate)
 
     def get(self, excerpts: Sequence[Excerpt]) -> Tensor:
         """The labels of each span, see `mode`. Spans may begin before the item and pass its end."""

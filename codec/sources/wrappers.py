@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,6 +29,11 @@ class Wrap(Source):
     """
 
     def __init__(self, source: Source) -> None:
+        if isinstance(source, Batched) and not isinstance(self, Batched):
+            raise InputError(
+                f"{type(self).__name__} over Batched: that is where workers hand out; put {type(self).__name__} "
+                "below it, or wrap a function in Batched again"
+            )
         self.source = source
         self.annotates = source.annotates
 
@@ -42,6 +48,10 @@ class Wrap(Source):
     def lengths(self) -> NDArray[np.int64]:
         """int64 `[items]`, in positions of what comes out."""
         return self._resized(np.asarray(self.source.lengths()))
+
+    def filled(self) -> NDArray[np.int64]:
+        """See `Source.filled`."""
+        return self._resized(np.asarray(self.source.filled()))
 
     def length(self, key: str) -> int:
         """Positions of one item."""
@@ -100,6 +110,64 @@ class Map(Wrap):
         """What the function returns."""
         values = torch.from_numpy(values_of(excerpts, self._names).astype(np.float32))
         return self._function(self.source.get(excerpts), *values.unbind(1))
+
+
+class Batched(Wrap):
+    """Marks where workers hand out whole batches: the function is applied by whoever consumes them.
+
+    That is the place for what belongs on a device: decoding tokens, mels of a whole batch. A loader applies it in its
+    own process as batches leave it. More of it may follow, by Batched again. What belongs in the workers is `Map`.
+
+    Args:
+        source: What the workers do. Requests and positions are this source's.
+        function: Gets what the source gives for the batch, then a float32 tensor `[B]` for each of `names`. It is not
+            sent to workers, so it may hold a model on a device.
+        names: Named values.
+        device: Where to move tensors before.
+
+    Example:
+        >>> mels = Batched(AudioFiles("tests/data", sample_rate=16000), MelSpectrogram("codec"), device="cpu")
+        >>> x = RandomExcerpts({"x": mels}, 1, batch_size=4, seed=0)[0]["x"]
+    """
+
+    def __init__(
+        self, source: Source, function: Callable[..., Any], *names: str, device: str | torch.device | None = None
+    ) -> None:
+        super().__init__(source)
+        self._function: Callable[..., Any] | None = function
+        self._names = names
+        self._device = device
+
+    def get(self, excerpts: Sequence[Excerpt]) -> Any:
+        """What the function returns."""
+        values = torch.from_numpy(values_of(excerpts, self._names).astype(np.float32))
+        return self._applied(self.source.get(excerpts), values.unbind(1))
+
+    @property
+    def in_worker(self) -> Source:
+        """The source below."""
+        return self.source.in_worker if isinstance(self.source, Batched) else self.source
+
+    def finish(self, data: Any, values: Mapping[str, Any]) -> Any:
+        """What `in_worker` gave, and the batch's values by name → what the function returns."""
+        if isinstance(self.source, Batched):
+            data = self.source.finish(data, values)
+        if missing := [name for name in self._names if name not in values]:
+            raise InputError(f"the batch has no value {missing[0]!r}; give the loader rngs={{{missing[0]!r}: …}}")
+        return self._applied(data, [values[name] for name in self._names])
+
+    def _applied(self, data: Any, values: Sequence[Tensor]) -> Any:
+        if self._function is None:
+            raise InputError("Batched is applied in the consumer, not in spawned workers; for those there is Map")
+        if self._device is not None:
+            if isinstance(data, Tensor):
+                data = data.to(self._device, non_blocking=True)
+            values = [value.to(self._device, non_blocking=True) for value in values]
+        return self._function(data, *values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has no use for the function, which may not be picklable.
+        return self.__dict__ if get_spawning_popen() is None else {**self.__dict__, "_function": None}
 
 
 class Gain(Wrap):
