@@ -41,7 +41,7 @@ class CodecSpec:
             "sample_rate": (1, 2**31 - 1),
             "hop_length": (1, 2**31 - 1),
             "channels": (1, 255),
-            "n_quantizers": (1, 64),
+            "n_quantizers": (1, 128),
             "codebook_size": (2, 65536),
         }
         for field, (low, high) in limits.items():
@@ -60,6 +60,18 @@ class CodecSpec:
     def frame_rate(self) -> Fraction:
         """Frames per second, exact."""
         return Fraction(self.sample_rate, self.hop_length)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """How long after a sample goes in it comes out of a live stream at the latest, computing time aside.
+
+        Its frame must be complete, and the frames after it on which its codes and then its wave depend. None if
+        either context is unbounded.
+        """
+        if self.encode_context is None or self.decode_context is None:
+            return None
+        num_frames = 1 + self.encode_context[1] + self.decode_context[1]
+        return float(num_frames * 1000 / self.frame_rate)
 
     @property
     def bits_per_code(self) -> int:

@@ -18,6 +18,7 @@ SMALL = {
     "n_quantizers": 4,
     "codebook_size": 32,
     "mel_hidden": 24,
+    "seanet_channels": (4, 3),
 }
 
 
@@ -56,6 +57,16 @@ def lookahead_codec() -> SoundStream:
 @pytest.fixture(scope="session")
 def causal_codec() -> SoundStream:
     return small_codec(lookahead=False, kernel_size=4)
+
+
+@pytest.fixture(scope="session")
+def seanet_codec() -> SoundStream:
+    return small_codec(body="seanet", strides=(4, 2, 5, 8))
+
+
+@pytest.fixture(scope="session")
+def causal_seanet_codec() -> SoundStream:
+    return small_codec(body="seanet", lookahead=False, seanet_kernel_size=3, seanet_depthwise=True)
 
 
 @pytest.fixture(scope="session", params=["lookahead", "causal"])

@@ -56,7 +56,7 @@ def test_spec_arithmetic_and_round_trip():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("n_quantizers", 65, "n_quantizers is 65; it must be an integer from 1 to 64"),
+        ("n_quantizers", 129, "n_quantizers is 129; it must be an integer from 1 to 128"),
         ("codebook_size", 1, "codebook_size is 1"),
         ("hop_length", True, "hop_length is True"),
         ("decode_context", [1, -1], r"decode_context is \(1, -1\)"),

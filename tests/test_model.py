@@ -1,16 +1,23 @@
+import copy
+import itertools
 import json
+import math
 from fractions import Fraction
+from unittest import mock
 
 import pytest
 import torch
 from conftest import num_ties, small_codec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from codec import load_codec
 from codec.errors import CheckpointError, ConfigError, InputError
-from codec.model import Codes, SoundStreamConfig
+from codec.model import Codes, SoundStreamConfig, StreamDecoder, StreamEncoder
+from codec.model.config import ADDED_LATER
+from codec.model.soundstream import content_hash
 
 HOP = 320
 FULL_SCALE_TOLERANCE = 1e-4  # DESIGN's invariant 2
@@ -27,6 +34,12 @@ def ragged(waves: list[torch.Tensor], filler: float = 0.7) -> tuple[torch.Tensor
     for row, wave in zip(batch, waves, strict=True):
         row[:, : wave.shape[-1]] = wave
     return batch, lengths
+
+
+@pytest.fixture(scope="module", params=["lookahead_codec", "causal_codec", "seanet_codec", "causal_seanet_codec"])
+def codec(request):
+    """Both bodies, looking ahead and causal."""
+    return request.getfixturevalue(request.param)
 
 
 lengths_of_rows = st.lists(st.integers(1, 4000), min_size=1, max_size=5)
@@ -92,27 +105,31 @@ def test_decoded_excerpt_is_the_slice_of_the_whole(codec, data):
 
 def test_declared_contexts_are_what_the_gradient_sees(codec):
     """No sample beyond the declared context counts, and the context isn't declared wider than a frame too much."""
-    codec = small_codec(lookahead=codec.config.lookahead, kernel_size=codec.config.kernel_size).double()
+    spec, codec = codec.spec, copy.deepcopy(codec).double()
     wave = noise(1, 1, 60 * HOP).double().requires_grad_()
-    latents = codec.encoder(wave)
-    (gradient,) = torch.autograd.grad(latents[0, 30].sum(), wave)
+    with mock.patch.object(Tensor, "float", Tensor.double):
+        (gradient,) = torch.autograd.grad(codec.encoder(wave)[0, 30].sum(), wave)
     frames = gradient.view(60, HOP).abs().sum(-1).nonzero().flatten()
-    left, right = codec.spec.encode_context
+    left, right = spec.encode_context
     assert 30 - left <= frames.min() <= 30 - left + 1
     assert 30 + right - 1 <= frames.max() <= 30 + right
 
     quantized = torch.randn(1, 60, 8, dtype=torch.float64, requires_grad=True)
-    decoded = codec.decoder.wave_head(codec.decoder.trunk(quantized))
-    (gradient,) = torch.autograd.grad(decoded[0, 0, 30 * HOP : 31 * HOP].abs().sum(), quantized)
+    trunk = codec.decoder.trunk(quantized)
+    wave, mel = codec.decoder.wave_head(trunk), codec.decoder.mel_head(trunk)
+    probed = wave[0, 0, 30 * HOP : 31 * HOP].abs().sum() + mel[0, :, 60:62].abs().sum()
+    (gradient,) = torch.autograd.grad(probed, quantized)
     frames = gradient[0].abs().sum(-1).nonzero().flatten()
-    left, right = codec.spec.decode_context
+    left, right = spec.decode_context
     assert 30 - left <= frames.min() <= 30 - left + 1
     assert 30 + right - 1 <= frames.max() <= 30 + right
 
 
-def test_causal_codes_dont_wait(causal_codec):
+@pytest.mark.parametrize(("body", "decoder_waits"), [("causal_codec", 1), ("causal_seanet_codec", 0)])
+def test_causal_codes_dont_wait(request, body, decoder_waits):
+    causal_codec = request.getfixturevalue(body)
     assert causal_codec.spec.encode_context[1] == 0
-    assert causal_codec.spec.decode_context[1] == 1  # the inverse STFT's overlap
+    assert causal_codec.spec.decode_context[1] == decoder_waits  # the inverse STFT's overlap
     wave = noise(1, 1, 20 * HOP)
     changed = wave.clone()
     changed[..., 10 * HOP :] = noise(1, 1, 10 * HOP, seed=1)
@@ -120,41 +137,70 @@ def test_causal_codes_dont_wait(causal_codec):
     assert not torch.equal(causal_codec.encode(wave).codes[..., 10:], causal_codec.encode(changed).codes[..., 10:])
 
 
-@settings(deadline=None, max_examples=25)
-@given(data=st.data())
-def test_stream_equals_whole(codec, data):
-    wave = noise(2, 1, data.draw(st.integers(1, 9000)))
-    whole = codec.encode(wave).codes
-    stream = codec.stream_encoder()
-    parts, at = [], 0
-    while at < wave.shape[-1]:
-        size = data.draw(st.integers(1, 3000))
-        parts.append(stream.push(wave[..., at : at + size]))
-        at += size
-    parts.append(stream.flush())
-    for row, codes in enumerate(torch.cat(parts, -1)):
-        assert num_ties(codec, codec.latents(wave)[row], codes, whole[row]) <= 1
-
-    decoder = codec.stream_decoder()
-    waves, at = [], 0
-    while at < whole.shape[-1]:
-        size = data.draw(st.integers(1, 12))
-        waves.append(decoder.push(whole[..., at : at + size]))
-        at += size
-    waves.append(decoder.flush())
-    torch.testing.assert_close(torch.cat(waves, -1), codec.decode(whole), atol=1e-5, rtol=0)
+def pushed(stream, whole, cuts) -> Tensor:
+    """The whole pushed in pieces between cuts (parts of its length), empty ones among them."""
+    edges = [0, *sorted(round(cut * whole.shape[-1]) for cut in cuts), whole.shape[-1]]
+    parts = [stream.push(whole[..., first:last]) for first, last in itertools.pairwise(edges)]
+    return torch.cat([*parts, stream.flush()], -1)
 
 
-def test_stream_keeps_only_its_context(codec):
-    stream = codec.stream_encoder(n_quantizers=2)
-    for second in range(8):
-        codes = stream.push(noise(1, 1, 50 * HOP, seed=second))
-        assert codes.shape[1] == 2
-        assert stream._buffer.shape[-1] <= (sum(codec.spec.encode_context) + 1) * HOP
-    decoder = codec.stream_decoder()
-    for _ in range(8):
-        decoder.push(torch.zeros(1, 4, 50, dtype=torch.int64))
-        assert decoder._buffer.shape[-1] <= sum(codec.spec.decode_context) + 1
+@pytest.mark.parametrize("stateful", [True, False])
+@settings(deadline=None, max_examples=8)
+@given(num_samples=st.integers(1, 9000), cuts=st.lists(st.floats(0, 1), max_size=12))
+@example(num_samples=6000, cuts=[n / 60 for n in range(60)])
+def test_stream_equals_whole(codec, stateful, num_samples, cuts):
+    """Streams that carry layers' states, and the general ones that compute their context again; twice each."""
+    encoder = codec.stream_encoder() if stateful else StreamEncoder(codec)
+    decoder = codec.stream_decoder() if stateful else StreamDecoder(codec)
+    for seed in (0, 1):  # a flushed stream starts afresh
+        wave = noise(2, 1, num_samples, seed=seed)
+        whole = codec.encode(wave).codes
+        for row, codes in enumerate(pushed(encoder, wave, cuts)):
+            assert num_ties(codec, codec.latents(wave)[row], codes, whole[row]) <= 1
+        torch.testing.assert_close(pushed(decoder, whole, cuts), codec.decode(whole), atol=1e-5, rtol=0)
+
+
+def kept_numbers(thing, seen=None) -> int:
+    """Numbers in all tensors that a stream's state holds, the codec's own aside."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, torch.nn.Module):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return thing.untyped_storage().nbytes() // thing.element_size()
+    inside = thing if isinstance(thing, list | tuple) else vars(thing).values() if hasattr(thing, "__dict__") else ()
+    return sum(kept_numbers(part, seen) for part in inside)
+
+
+def test_a_stream_waits_and_remembers_as_long_as_its_context(codec):
+    """Memory is constant, and what is complete comes out at once: never later than the declared latency."""
+    (_, encode_right), (_, decode_right) = codec.spec.encode_context, codec.spec.decode_context
+    assert codec.spec.latency_ms == 20 * (1 + encode_right + decode_right)
+    stream, decoder = codec.stream_encoder(n_quantizers=2), codec.stream_decoder()
+    kept, num_codes, num_samples = [], 0, 0
+    for frame in range(80):
+        codes = stream.push(noise(1, 1, HOP, seed=frame))
+        num_codes += codes.shape[-1]
+        num_samples += decoder.push(codes).shape[-1]
+        assert codes.shape[:2] == (1, 2)
+        assert num_codes >= frame + 1 - encode_right
+        assert num_samples >= (frame + 1 - encode_right - decode_right) * HOP
+        kept.append(kept_numbers(stream) + kept_numbers(decoder))
+    assert max(kept[50:]) <= max(kept[:50]) < 40000
+    general = StreamEncoder(codec)
+    for second in range(4):
+        general.push(noise(1, 1, 50 * HOP, seed=second))
+        assert general._buffer.shape[-1] <= (sum(codec.spec.encode_context) + 1) * HOP
+
+
+def test_a_denoising_stream():
+    codec = small_codec(denoise=True)
+    torch.nn.init.normal_(codec.encoder.film.scale)
+    wave = noise(1, 1, 7000)
+    for denoise in (False, True):
+        stream = codec.stream_encoder(n_quantizers=3, denoise=denoise)
+        parts = [stream.push(wave[..., :3001]), stream.push(wave[..., 3001:]), stream.flush()]
+        assert torch.equal(torch.cat(parts, -1), codec.encode(wave, n_quantizers=3, denoise=denoise).codes)
 
 
 def test_prefix(codec):
@@ -163,30 +209,68 @@ def test_prefix(codec):
     assert codec.decode(codec.encode(wave, n_quantizers=2)).shape == wave.shape
 
 
-def test_stereo_and_other_rates():
-    mel = {
-        "sample_rate": 24000,
-        "n_fft": 512,
-        "win_length": 512,
-        "hop_length": 120,
-        "n_mels": 20,
-        "f_min": 0,
-        "f_max": 12000,
-    }
+@pytest.mark.parametrize("body", ["spectral", "seanet"])
+def test_denoising_is_a_condition_of_each_call_and_each_example(body):
+    codec = small_codec(body=body, denoise=True)
+    wave = noise(2, 1, 4800)
+    assert torch.equal(codec.latents(wave), codec.latents(wave, denoise=True))  # starts as the identity
+    torch.manual_seed(1)
+    torch.nn.init.normal_(codec.encoder.film.scale)
+    torch.nn.init.normal_(codec.encoder.film.shift)
+    plain, denoised = codec.encode(wave).codes, codec.encode(wave, denoise=True).codes
+    assert not torch.equal(plain, denoised)
+    levels = torch.tensor([4, 4])
+    mixed = codec(wave, levels, torch.tensor([False, True]))[2].codes
+    assert torch.equal(mixed, torch.stack([plain[0], denoised[1]]))
+    assert torch.equal(codec(wave, levels)[2].codes, plain)
+    together = codec.encode(wave, torch.tensor([4800, 700]), denoise=True).codes
+    assert torch.equal(together[1, :, :3], codec.encode(wave[1:, :, :700], denoise=True).codes[0])
+
+
+def test_denoising_of_a_codec_without_it_is_an_error(lookahead_codec):
+    with pytest.raises(InputError, match=r"denoise=True, but small isn't conditioned.*model\.denoise: true"):
+        lookahead_codec.encode(noise(1, 1, 400), denoise=True)
+
+
+@pytest.mark.parametrize("body", ["spectral", "seanet"])
+def test_every_weight_is_trained(body):
+    """One training pass with all options reaches every parameter, and its result is that of encode and decode."""
+    codec = small_codec(body=body, denoise=True, codebook_dim=4, normalise_codes=True).requires_grad_(True)
+    wave = noise(2, 1, 6400)
+    decoded, mel, quantized, latents = codec(wave, torch.tensor([4, 4]), torch.tensor([False, True]))
+    assert decoded.shape == wave.shape and mel.shape == (2, 80, 40) and latents.shape == (2, 20, 8)
+    (decoded.square().mean() + mel.square().mean() + quantized.commitment).backward()
+    still = [name for name, p in codec.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not still
+    torch.testing.assert_close(decoded[:1].detach(), codec.decode(codec.encode(wave[:1])), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("body", ["spectral", "seanet"])
+@pytest.mark.parametrize(
+    ("sample_rate", "channels", "subframes", "strides"),
+    [(8000, 1, 1, (4, 40)), (24000, 2, 4, (3, 8, 4, 5)), (44100, 2, 3, (2, 9, 7, 7)), (48000, 1, 2, (2, 3, 4, 5, 8))],
+)
+def test_stereo_and_other_rates(body, sample_rate, channels, subframes, strides):
+    hop = math.prod(strides)
+    mel = {"sample_rate": sample_rate, "n_fft": 512, "win_length": 512, "hop_length": hop // subframes, "n_mels": 20}
     codec = small_codec(
-        sample_rate=24000,
-        channels=2,
-        hop_length=480,
-        subframes=4,
-        decoder_n_fft=360,
-        encoder_n_fft=512,
+        sample_rate=sample_rate,
+        channels=channels,
+        hop_length=hop,
+        subframes=subframes,
+        decoder_n_fft=hop // subframes * 3,
+        encoder_n_fft=1024,
         mel=mel,
+        body=body,
+        strides=strides,
+        seanet_channels=(2, 2),
     )
-    assert codec.spec.frame_rate == Fraction(50)
-    codes = codec.encode(noise(1, 2, 4801))
+    assert codec.spec.frame_rate == Fraction(sample_rate, hop)
+    num_samples = 10 * hop + 1
+    codes = codec.encode(noise(1, channels, num_samples))
     assert codes.codes.shape == (1, 4, 11)
-    assert codec.decode(codes).shape == (1, 2, 4801)
-    assert codec.decode_mel(codes).shape == (1, 20, 41)
+    assert codec.decode(codes).shape == (1, channels, num_samples)
+    assert codec.decode_mel(codes).shape == (1, 20, 10 * subframes + 1)
 
 
 def test_half_precision_weights_give_float32_near_the_full_ones(tmp_path, lookahead_codec):
@@ -212,6 +296,17 @@ def test_save_and_load(tmp_path, codec, dtype):
     assert torch.equal(again.decode(codes), loaded.decode(codes))
     assert not any(p.requires_grad for p in loaded.parameters())
     assert not any(name.endswith("counts") for name in load_file(tmp_path / "mine" / "model.safetensors"))
+
+
+def test_the_shipped_identity_stays():
+    """Fields that a later release adds stay out of the configuration and of the hash at their defaults."""
+    shipped = load_codec("speech_16k")
+    assert shipped.spec.weights_hash == "640021bd54ff1537265063c2e03ee084a2e3a2c8c14ddd16e4d0104310dd15a9"
+    assert content_hash(shipped.config, shipped.state_dict()) == shipped.spec.weights_hash
+    assert not set(ADDED_LATER) & set(shipped.config.to_dict())
+    other = SoundStreamConfig(body="seanet", strides=(8, 40), denoise=True, codebook_dim=8)
+    assert SoundStreamConfig.from_dict(json.loads(json.dumps(other.to_dict()))) == other
+    assert {"body", "strides", "denoise", "codebook_dim"} == set(ADDED_LATER) & set(other.to_dict())
 
 
 def test_load_refuses_what_isnt_whole(tmp_path, lookahead_codec):
@@ -243,7 +338,22 @@ def test_load_refuses_what_isnt_whole(tmp_path, lookahead_codec):
     with pytest.raises(CheckpointError, match="format version 2"):
         load_codec(tmp_path)
     config.write_text(json.dumps({**document, "model": {**document["model"], "depth": 3}}))
-    with pytest.raises(ConfigError, match=r"unknown model settings \['depth'\]"):
+    with pytest.raises(CheckpointError, match=r"config.json: unknown model settings \['depth'\].*upgrade codec"):
+        load_codec(tmp_path)
+    for changes, message in (
+        ({"body": "lstm"}, "model.body is 'lstm'.*can't build that model"),
+        ({"body": "seanet"}, r"\d+ tensors don't fit config.json, first 'decoder.*different checkpoints"),
+        ({"codebook_size": 10**15}, "codebook_size is 1000000000000000; it must be an integer from 2"),
+        ({"latent_dim": 10**12}, r"tensors don't fit.*first 'decoder\.embed\.weight'"),
+        ({"codebook_dim": 4}, r"tensors don't fit.*'quantizer\.codebooks'|tensors don't fit.*'quantizer\.down'"),
+        ({"latent_dim": "8"}, "latent_dim is '8'"),
+        ({"mel": [1]}, "can't build that model"),
+    ):
+        config.write_text(json.dumps({**document, "model": {**document["model"], **changes}}))
+        with pytest.raises(CheckpointError, match=message):
+            load_codec(tmp_path)
+    config.write_text(json.dumps({**document, "model": [1]}))
+    with pytest.raises(CheckpointError, match=r"'model' is \[1\], not settings"):
         load_codec(tmp_path)
     config.write_text("{")
     with pytest.raises(CheckpointError, match="not a codec configuration"):
@@ -262,6 +372,14 @@ def test_load_refuses_what_isnt_whole(tmp_path, lookahead_codec):
         ({"encoder_n_fft": 100}, "encoder_n_fft is 100"),
         ({"mel": {}}, "n_mels among them"),
         ({"mel": {"n_mels": 80, "hop_length": 200}}, "mel.hop_length is 200"),
+        ({"sample_rate": 24000}, "mel.sample_rate is 16000; model.sample_rate is 24000"),
+        ({"body": "lstm"}, "body is 'lstm'; it must be 'spectral' or 'seanet'"),
+        ({"body": "seanet", "strides": (2, 4, 5)}, r"strides \[2, 4, 5\] multiply to 40.*hop_length, 320"),
+        ({"body": "seanet", "strides": ()}, r"strides is \(\); it must be integers"),
+        ({"body": "seanet", "seanet_kernel_size": 4}, "seanet_kernel_size is 4; with lookahead"),
+        ({"channels": 0}, "channels is 0; it must be an integer ≥ 1"),
+        ({"normalise_codes": True}, "normalise_codes needs model.codebook_dim"),
+        ({"codebook_dim": 65}, "codebook_dim is 65; it must be from 1 to model.latent_dim, 64"),
     ],
 )
 def test_config_errors(changes, message):
@@ -329,6 +447,21 @@ def test_what_comes_out_can_be_trained_on(lookahead_codec):
         layer = torch.nn.Linear(output.shape[-1], 3)
         layer(output).square().sum().backward()
         assert layer.weight.grad.abs().sum() > 0
+
+
+def test_stream_errors(lookahead_codec):
+    stream, decoder = lookahead_codec.stream_encoder(), lookahead_codec.stream_decoder()
+    with pytest.raises(InputError, match="wave has 2 channels"):
+        stream.push(noise(1, 2, 400))
+    stream.push(noise(2, 1, 400))
+    with pytest.raises(InputError, match="the chunk has 1 rows, the stream began with 2"):
+        stream.push(noise(1, 1, 400))
+    with pytest.raises(InputError, match="range from 32 to 32"):
+        decoder.push(torch.full((1, 4, 3), 32))
+    with pytest.raises(InputError, match="n_quantizers is 5"):
+        lookahead_codec.stream_encoder(n_quantizers=5)
+    with pytest.raises(InputError, match="denoise=True"):
+        lookahead_codec.stream_encoder(denoise=True)
 
 
 def test_flush_before_push(lookahead_codec):

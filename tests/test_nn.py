@@ -1,10 +1,11 @@
+from unittest import mock
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from codec.nn.blocks import BlockStack, DepthwiseConv
 from codec.nn.losses import SpectralLosses, waveform_l1
-from codec.nn.rvq import ResidualVectorQuantizer
 from codec.nn.spectral import SpectralDecoder, SpectralEncoder, frame_mask
 
 
@@ -47,11 +48,13 @@ def test_inverse_stft_puts_every_piece_where_it_was_cut(lookahead):
     num_subframes, hop = 12, 160
     wave = torch.randn(1, 1, num_subframes * hop)
     padded = F.pad(wave, (decoder.parts_before * hop, (2 - decoder.parts_before) * hop))
-    pieces = padded.unfold(-1, 480, hop) * decoder.window.square()
-    envelope = decoder.window.square().expand(1, 1, num_subframes, -1)
-    rebuilt = decoder._overlap_add(pieces) / decoder._overlap_add(envelope).clamp(min=0.1)
+    pieces = padded.unfold(-1, 480, hop) * decoder.window
+    with mock.patch.object(decoder, "_pieces", return_value=pieces.transpose(1, 2)):
+        summed, envelope = decoder.overlapped(torch.zeros(1, num_subframes, 8))
+    rebuilt = summed / decoder.weight(envelope)
+    rebuilt = rebuilt[0, :, decoder.parts_before * hop :]
     end = num_subframes * hop - (0 if lookahead else hop)  # a causal item's last subframe fades
-    torch.testing.assert_close(rebuilt.flatten(1)[:, :end], wave[0, :, :end], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(rebuilt[:, :end], wave[0, :, :end], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
@@ -82,97 +85,6 @@ def test_features_have_no_hole_and_silence_is_finite():
         wave[..., subframe * 160 + 80] = 1.0
         changed = (encoder.features(wave) - features).abs().sum(-1)[0]
         assert changed.argmax().item() == subframe
-
-
-def _quantizer(**changes) -> ResidualVectorQuantizer:
-    torch.manual_seed(0)
-    return ResidualVectorQuantizer(4, **{"n_quantizers": 3, "codebook_size": 16, **changes})
-
-
-def test_encode_is_the_greedy_nearest_entry_of_a_brute_force_search():
-    quantizer = _quantizer()
-    latents = torch.randn(2, 9, 4)
-    codes = quantizer.encode(latents)
-    residual = latents.double()
-    for level, codebook in enumerate(quantizer.codebooks.double()):
-        expected = torch.cdist(residual, codebook).argmin(-1)
-        assert torch.equal(codes[:, level], expected)
-        residual = residual - codebook[expected]
-    torch.testing.assert_close(quantizer.decode(codes).double(), latents - residual)
-
-
-def test_fewer_quantizers_are_a_prefix():
-    quantizer = _quantizer()
-    latents = torch.randn(2, 9, 4)
-    assert torch.equal(quantizer.encode(latents, 2), quantizer.encode(latents)[:, :2])
-    assert torch.allclose(
-        quantizer.decode(quantizer.encode(latents, 2)),
-        quantizer.codebooks[0][quantizer.encode(latents)[:, 0]]
-        + quantizer.codebooks[1][quantizer.encode(latents)[:, 1]],
-    )
-
-
-def test_straight_through_passes_the_gradient_unchanged():
-    quantizer = _quantizer().eval()
-    latents = torch.randn(1, 5, 4, requires_grad=True)
-    weight = torch.randn(1, 5, 4)
-    (quantizer(latents, torch.tensor([3])).quantized * weight).sum().backward()
-    assert torch.equal(latents.grad, weight)
-
-
-def test_commitment_pulls_latents_to_their_entries():
-    quantizer = _quantizer(n_quantizers=1).eval()
-    latents = torch.randn(1, 5, 4, requires_grad=True)
-    out = quantizer(latents, torch.tensor([1]))
-    out.commitment.backward()
-    assert ((latents - out.quantized).detach() * latents.grad).sum() > 0
-    assert out.commitment.item() == pytest.approx((latents - out.quantized.detach()).square().mean().item(), rel=1e-5)
-
-
-def test_every_residual_level_has_a_commitment_gradient():
-    quantizer = _quantizer().eval()
-    latents = torch.randn(1, 5, 4, requires_grad=True)
-    (all_levels,) = torch.autograd.grad(quantizer(latents, torch.tensor([3])).commitment, latents)
-    (first_level,) = torch.autograd.grad(quantizer(latents, torch.tensor([1])).commitment, latents)
-    assert not torch.allclose(all_levels, first_level, atol=1e-4)
-
-
-def test_examples_use_only_their_own_levels():
-    quantizer = _quantizer().eval()
-    latents = torch.randn(3, 5, 4)
-    quantized = quantizer(latents, torch.tensor([1, 2, 3])).quantized
-    for row, levels in enumerate((1, 2, 3)):
-        alone = quantizer.decode(quantizer.encode(latents[row : row + 1], levels))
-        torch.testing.assert_close(quantized[row : row + 1], alone)
-
-
-def test_kmeans_finds_well_separated_clusters():
-    torch.manual_seed(0)
-    centres = torch.randn(16, 4) * 10
-    latents = centres.repeat_interleave(50, 0) + torch.randn(800, 4) * 0.01
-    quantizer = _quantizer(n_quantizers=2)
-    quantizer.initialise(latents, iterations=30)
-    error = (quantizer.decode(quantizer.encode(latents[None]))[0] - latents).square().mean()
-    before = latents.square().mean()
-    assert error < 0.02 * before
-
-
-def test_codebooks_follow_their_vectors_and_dead_entries_come_back():
-    torch.manual_seed(0)
-    quantizer = _quantizer(n_quantizers=1, decay=0.8).train()
-    quantizer.initialise(torch.randn(64, 4) * 0.01)  # bunched at the origin
-    quantizer.sums[0, 8:] += 1000 * quantizer.counts[0, 8:, None]  # and half of them out of reach
-    quantizer.codebooks[0, 8:] += 1000
-    latents = torch.randn(4, 50, 4) * 5
-    first = (quantizer(latents, torch.full((4,), 1)).quantized - latents).square().mean()
-    for _ in range(60):
-        out = quantizer(latents, torch.full((4,), 1))
-    used = out.codes.unique().numel()
-    assert (out.quantized - latents).square().mean() < 0.5 * first
-    assert used >= 14
-    before = quantizer.codebooks.clone()
-    quantizer.eval()(latents + 1, torch.full((4,), 1))
-    assert torch.equal(quantizer.codebooks, before)
 
 
 def test_losses_are_zero_for_equals_and_grow_with_the_error():

@@ -35,6 +35,13 @@ class Codes:
 class Codec(ABC):
     """What every codec offers. Rows of a batch may have any lengths; each comes out as it would alone."""
 
+    decode_warmup_frames: int = 0
+    """Of a codec whose decode context is unbounded: frames around an excerpt after which what is left of the
+    difference to the whole is small."""
+
+    records_graphs: bool = False
+    """Whether `decode_static` looks at no value, so that a CUDA graph can record it."""
+
     @property
     @abstractmethod
     def spec(self) -> CodecSpec:
@@ -91,6 +98,25 @@ class Codec(ABC):
         Arguments as for `decode`. A row of n samples has `ceil(n / mel_hop_length)` mel frames; beyond them the
         result holds `mel_floor`.
         """
+
+    def decode_static(self, codes: Tensor, lengths: Tensor | None = None, *, output: str = "wave") -> Tensor:
+        """As `decode`, for codes that are known to be good: nothing is checked, nothing is cut.
+
+        Args:
+            codes: int64 `[B, K, T]` on the codec's device, each below the codebook size.
+            lengths: int64 `[B]` on the device, 1 … T; all T if None.
+            output: "wave", "mel" or "latents" (the sum of codebook entries that the decoder begins with).
+
+        Returns:
+            `[B, C, T * hop_length]`, `[B, M, T * hop_length / mel_hop_length]` or `[B, D, T]`, float32; what lies
+            beyond a row's end means nothing.
+
+        Raises:
+            InputError: The codec doesn't show its latents.
+        """
+        if output == "latents":
+            raise InputError(f"{self.spec.name} doesn't show its latents; take 'wave', 'mel' or 'codes'")
+        return self.decode_mel(codes, lengths) if output == "mel" else self.decode(codes, lengths)
 
     def stream_encoder(self, *, n_quantizers: int | None = None) -> StreamEncoder:
         """A stateful encoder: chunks of any size in, the codes that are complete out; equals one `encode`."""

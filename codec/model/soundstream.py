@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,114 +15,17 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
-from codec.errors import CheckpointError, ConfigError, InputError
-from codec.model.interface import Codec, Codes, check_codes, check_wave, cut_rows
+from codec.errors import CheckpointError, CodecError, InputError
+from codec.model.config import SoundStreamConfig
+from codec.model.interface import Codec, Codes, StreamDecoder, StreamEncoder, check_codes, check_wave, cut_rows
+from codec.model.streams import StatefulDecoder, StatefulEncoder
 from codec.nn.rvq import QuantizerOutput, ResidualVectorQuantizer
+from codec.nn.seanet import SeanetDecoder, SeanetEncoder
 from codec.nn.spectral import SpectralDecoder, SpectralEncoder, frame_mask
 from codec.spec import CodecSpec
 
 FORMAT_VERSION = 1
 TRAINING_STATE = ("quantizer.counts", "quantizer.sums")
-
-DEFAULT_MEL = {
-    "sample_rate": 16000,
-    "n_fft": 512,
-    "win_length": 512,
-    "hop_length": 160,
-    "n_mels": 80,
-    "f_min": 0.0,
-    "f_max": 8000.0,
-    "floor": 1e-5,
-}
-
-
-@dataclass(frozen=True)
-class SoundStreamConfig:
-    """Hyperparameters of `SoundStream` with the spectral body; what `config.json` holds.
-
-    Attributes:
-        name: The checkpoint's name.
-        sample_rate: Hz.
-        channels: Channels of the wave.
-        hop_length: Samples per codec frame.
-        subframes: STFT frames per codec frame; `hop_length` is a multiple.
-        encoder_n_fft: Encoder STFT size in samples.
-        decoder_n_fft: Inverse STFT size: a multiple of the subframe, an odd one with `lookahead`.
-        encoder_dims: Widths at (subframe, frame) rate.
-        encoder_blocks: Blocks at (subframe, frame) rate.
-        decoder_dims: Widths at (frame, subframe) rate.
-        decoder_blocks: Blocks at (frame, subframe) rate.
-        expansion: Hidden width of a block over its width.
-        kernel_size: Taps of the convolutions, in frames of their rate.
-        lookahead: Centred kernels and windows (declared, bounded lookahead) instead of causal ones.
-        latent_dim: D.
-        n_quantizers: Codebooks, K.
-        codebook_size: Entries per codebook, V.
-        mel_hidden: Hidden width of the mel head.
-        mel: Settings of the mel that the mel head predicts: the fields of `codec.features.MelSettings`.
-    """
-
-    name: str = "soundstream"
-    sample_rate: int = 16000
-    channels: int = 1
-    hop_length: int = 320
-    subframes: int = 2
-    encoder_n_fft: int = 512
-    decoder_n_fft: int = 480
-    encoder_dims: tuple[int, int] = (192, 256)
-    encoder_blocks: tuple[int, int] = (2, 6)
-    decoder_dims: tuple[int, int] = (256, 192)
-    decoder_blocks: tuple[int, int] = (8, 2)
-    expansion: int = 3
-    kernel_size: int = 3
-    lookahead: bool = True
-    latent_dim: int = 64
-    n_quantizers: int = 8
-    codebook_size: int = 1024
-    mel_hidden: int = 384
-    mel: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_MEL))
-
-    def __post_init__(self) -> None:
-        for name in ("encoder_dims", "encoder_blocks", "decoder_dims", "decoder_blocks"):
-            value = getattr(self, name)
-            if len(value) != 2 or any(not isinstance(n, int) or n < 1 for n in value):
-                raise ConfigError(f"model.{name} is {value!r}; it must be two integers ≥ 1")
-            object.__setattr__(self, name, tuple(value))
-        if self.hop_length % self.subframes:
-            raise ConfigError(
-                f"model.hop_length {self.hop_length} is not a multiple of model.subframes {self.subframes}"
-            )
-        subframe = self.hop_length // self.subframes
-        for name in ("encoder_n_fft", "decoder_n_fft"):
-            if getattr(self, name) < subframe or getattr(self, name) % 2:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be even and ≥ {subframe} samples")
-        if self.decoder_n_fft % subframe or (self.lookahead and self.decoder_n_fft // subframe % 2 == 0):
-            kind = "an odd multiple" if self.lookahead else "a multiple"
-            raise ConfigError(
-                f"model.decoder_n_fft is {self.decoder_n_fft}; it must be {kind} of the subframe, {subframe} samples"
-            )
-        if self.kernel_size < 1 or (self.lookahead and self.kernel_size % 2 == 0):
-            raise ConfigError(f"model.kernel_size is {self.kernel_size}; with lookahead it must be odd")
-        if not isinstance(self.mel.get("n_mels"), int):
-            raise ConfigError(f"model.mel is {self.mel!r}; it must hold the fields of MelSettings, n_mels among them")
-        mel_hop = self.mel.get("hop_length", subframe)
-        if mel_hop != subframe:
-            raise ConfigError(
-                f"model.mel.hop_length is {mel_hop}; the mel head gives one mel frame per subframe, {subframe} samples"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON types."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> SoundStreamConfig:
-        """The inverse of `to_dict`; an unknown field raises `ConfigError`."""
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(settings) - set(known))
-        if unknown:
-            raise ConfigError(f"unknown model settings {unknown}; known: {', '.join(known)}")
-        return cls(**settings)
 
 
 class SoundStream(nn.Module, Codec):
@@ -144,29 +46,57 @@ class SoundStream(nn.Module, Codec):
         self.config = config
         shared: dict[str, Any] = {
             "channels": config.channels,
-            "hop_length": config.hop_length,
-            "subframes": config.subframes,
-            "kernel_size": config.kernel_size,
-            "expansion": config.expansion,
             "lookahead": config.lookahead,
             "latent_dim": config.latent_dim,
         }
-        self.encoder = SpectralEncoder(
-            n_fft=config.encoder_n_fft, dims=config.encoder_dims, num_blocks=config.encoder_blocks, **shared
-        )
+        mel_head: dict[str, Any] = {
+            "subframes": config.subframes,
+            "n_mels": config.mel["n_mels"],
+            "mel_hidden": config.mel_hidden,
+        }
+        self.encoder: SpectralEncoder | SeanetEncoder
+        self.decoder: SpectralDecoder | SeanetDecoder
+        if config.body == "spectral":
+            shared |= {
+                "hop_length": config.hop_length,
+                "kernel_size": config.kernel_size,
+                "expansion": config.expansion,
+            }
+            self.encoder = SpectralEncoder(
+                n_fft=config.encoder_n_fft,
+                subframes=config.subframes,
+                dims=config.encoder_dims,
+                num_blocks=config.encoder_blocks,
+                denoise=config.denoise,
+                **shared,
+            )
+        else:
+            shared |= {
+                "strides": config.strides,
+                "kernel_size": config.seanet_kernel_size,
+                "dilations": config.seanet_dilations,
+                "depthwise": config.seanet_depthwise,
+            }
+            self.encoder = SeanetEncoder(width=config.seanet_channels[0], denoise=config.denoise, **shared)
         self.quantizer = ResidualVectorQuantizer(
-            config.latent_dim, n_quantizers=config.n_quantizers, codebook_size=config.codebook_size
+            config.latent_dim,
+            n_quantizers=config.n_quantizers,
+            codebook_size=config.codebook_size,
+            codebook_dim=config.codebook_dim,
+            normalise_codes=config.normalise_codes,
         )
-        self.decoder = SpectralDecoder(
-            n_fft=config.decoder_n_fft,
-            dims=config.decoder_dims,
-            num_blocks=config.decoder_blocks,
-            n_mels=config.mel["n_mels"],
-            mel_hidden=config.mel_hidden,
-            **shared,
-        )
+        if config.body == "spectral":
+            self.decoder = SpectralDecoder(
+                n_fft=config.decoder_n_fft,
+                dims=config.decoder_dims,
+                num_blocks=config.decoder_blocks,
+                **shared,
+                **mel_head,
+            )
+        else:
+            self.decoder = SeanetDecoder(width=config.seanet_channels[1], **shared, **mel_head)
         self._spec: CodecSpec | None = None
-        self._geometry = self._spec_of("")  # for checks of arguments: no hash of weights that may still be trained
+        self._geometry = self._spec_of("")
 
     @property
     def spec(self) -> CodecSpec:
@@ -204,26 +134,59 @@ class SoundStream(nn.Module, Codec):
         """What frames beyond a row's end hold: the log-mel of silence."""
         return math.log(self.config.mel.get("floor", 1e-5))
 
-    def latents(self, wave: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def latents(self, wave: Tensor, lengths: Tensor | None = None, *, denoise: bool = False) -> Tensor:
         """Latents before the quantizer: wave `[B, C, N]`, zero beyond each row's length → `[B, T, D]`, float32."""
         mask = None
         if lengths is not None:
             mask = frame_mask(-(-lengths // self.config.hop_length), -(-wave.shape[-1] // self.config.hop_length))
         tail = -wave.shape[-1] % self.config.hop_length
-        latents: Tensor = self.encoder(nn.functional.pad(wave, (0, tail)), mask)
+        condition = torch.full((len(wave),), True, device=wave.device) if denoise else None
+        latents: Tensor = self.encoder(nn.functional.pad(wave, (0, tail)), mask, condition)
         return latents
 
     @torch.no_grad()
-    def encode(self, wave: Tensor, lengths: Tensor | None = None, *, n_quantizers: int | None = None) -> Codes:
-        """See `Codec.encode`."""
+    def encode(
+        self,
+        wave: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        n_quantizers: int | None = None,
+        denoise: bool = False,
+    ) -> Codes:
+        """See `Codec.encode`.
+
+        Args:
+            wave: As there.
+            lengths: As there.
+            n_quantizers: As there.
+            denoise: The codes are of the speech without its background noise; of a codec trained for it
+                (`config.denoise`).
+        """
+        self._check_options(n_quantizers, denoise)
         wave, lengths, ragged = check_wave(self._geometry, self.device, wave, lengths)
-        if n_quantizers is not None and not 1 <= n_quantizers <= self.config.n_quantizers:
-            raise InputError(f"n_quantizers is {n_quantizers}; this codec has 1 to {self.config.n_quantizers}")
-        codes = self.quantizer.encode(self.latents(wave, lengths if ragged else None), n_quantizers)
+        codes = self.quantizer.encode(self.latents(wave, lengths if ragged else None, denoise=denoise), n_quantizers)
         frames = -(-lengths // self.config.hop_length)
         if ragged:
             codes = codes * frame_mask(frames, codes.shape[-1]).transpose(1, 2)
         return Codes(codes, frames, lengths)
+
+    def stream_encoder(self, *, n_quantizers: int | None = None, denoise: bool = False) -> StreamEncoder:
+        """See `Codec.stream_encoder`; `denoise` as in `encode`."""
+        self._check_options(n_quantizers, denoise)
+        return StatefulEncoder(self, n_quantizers=n_quantizers or self.config.n_quantizers, denoise=denoise)
+
+    def stream_decoder(self) -> StreamDecoder:
+        """See `Codec.stream_decoder`."""
+        return StatefulDecoder(self)
+
+    def _check_options(self, n_quantizers: int | None, denoise: bool) -> None:
+        if n_quantizers is not None and not 1 <= n_quantizers <= self.config.n_quantizers:
+            raise InputError(f"n_quantizers is {n_quantizers}; this codec has 1 to {self.config.n_quantizers}")
+        if denoise and not self.config.denoise:
+            raise InputError(
+                f"denoise=True, but {self.config.name} isn't conditioned on it; encode as it is, or train a codec "
+                "with model.denoise: true"
+            )
 
     @torch.no_grad()
     def decode(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -235,8 +198,20 @@ class SoundStream(nn.Module, Codec):
     @torch.no_grad()
     def decode_mel(self, codes: Codes | Tensor, lengths: Tensor | None = None) -> Tensor:
         """See `Codec.decode_mel`."""
-        trunk, _, num_samples = self._trunk(codes, lengths)
-        return cut_rows(self.decoder.mel_head(trunk), -(-num_samples // self.mel_hop_length), self.mel_floor)
+        trunk, mask, num_samples = self._trunk(codes, lengths)
+        return cut_rows(self.decoder.mel_head(trunk, mask), -(-num_samples // self.mel_hop_length), self.mel_floor)
+
+    records_graphs = True
+
+    @torch.no_grad()
+    def decode_static(self, codes: Tensor, lengths: Tensor | None = None, *, output: str = "wave") -> Tensor:
+        """See `Codec.decode_static`."""
+        quantized = self.quantizer.decode(codes)
+        if output == "latents":
+            return quantized.float().transpose(1, 2)
+        mask = None if lengths is None else frame_mask(lengths, codes.shape[-1])
+        trunk = self.decoder.trunk(quantized, mask)
+        return self.decoder.mel_head(trunk, mask) if output == "mel" else self.decoder.wave_head(trunk, mask).float()
 
     def _trunk(self, codes: Codes | Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """The decoder's trunk, its frame mask if rows differ, and the samples of each row."""
@@ -246,18 +221,19 @@ class SoundStream(nn.Module, Codec):
         return self.decoder.trunk(self.quantizer.decode(tensor), mask), mask, num_samples.to(tensor.device)
 
     def forward(
-        self, wave: Tensor, n_quantizers: Tensor | None
+        self, wave: Tensor, n_quantizers: Tensor | None, denoise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, QuantizerOutput | None, Tensor]:
         """A training pass over waves of equal length.
 
         Args:
             wave: `[B, C, T * hop_length]`.
             n_quantizers: int64 `[B]`, levels per example; None leaves the latents unquantized (warm-up).
+            denoise: bool `[B]`, whether an example is to come out without its noise (with `config.denoise`); None: no.
 
         Returns:
             (decoded wave, log-mel `[B, M, F]`, quantizer output or None, latents `[B, T, D]`).
         """
-        latents = self.encoder(wave)
+        latents = self.encoder(wave, None, denoise)
         quantized = None if n_quantizers is None else self.quantizer(latents, n_quantizers)
         trunk = self.decoder.trunk(latents if quantized is None else quantized.quantized)
         return self.decoder.wave_head(trunk), self.decoder.mel_head(trunk), quantized, latents
@@ -313,24 +289,33 @@ def load_checkpoint(
             f"{config_path}: architecture {architecture!r} in format version {version!r}; this release reads "
             f"'SoundStream' in version {FORMAT_VERSION}: upgrade codec or export the checkpoint again"
         )
-    codec = SoundStream(SoundStreamConfig.from_dict(settings))
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{config_path}: 'model' is {settings!r}, not settings; copy the file again")
+    try:
+        config = SoundStreamConfig.from_dict(settings)
+        with torch.device("meta"):  # shapes only: a damaged size must not cost memory
+            expected = {k: v for k, v in SoundStream(config).state_dict().items() if k not in TRAINING_STATE}
+    except (CodecError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{config_path}: {error}; this release can't build that model: upgrade codec or export the checkpoint again"
+        ) from error
     try:
         tensors = load_safetensors(weights_path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{weights_path}: can't be read as safetensors ({error}); copy it again") from error
-    expected = {k: v for k, v in codec.state_dict().items() if k not in TRAINING_STATE}
     wrong = sorted(set(tensors) ^ set(expected)) or sorted(k for k in tensors if tensors[k].shape != expected[k].shape)
     if wrong:
         raise CheckpointError(
             f"{weights_path}: {len(wrong)} tensors don't fit {config_path.name}, first {wrong[0]!r}; "
             "the two files are of different checkpoints"
         )
-    found_hash = content_hash(codec.config, tensors)
+    found_hash = content_hash(config, tensors)
     if found_hash != stated_hash:
         raise CheckpointError(
             f"{folder}: the weights hash to {found_hash[:12]}…, config.json says {str(stated_hash)[:12]}…; "
             "one of the files is damaged or was edited: copy both again"
         )
+    codec = SoundStream(config)
     codec.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
     codec.requires_grad_(False).eval()
     _ = codec.spec  # hashed from the stored weights, before any change of dtype

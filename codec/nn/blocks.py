@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from codec.nn.kept import Kept
+from codec.nn.linear import Linear, fuses
+
 
 class DepthwiseConv(nn.Module):
     """A depthwise convolution over time as `kernel_size` multiply-adds of shifted views.
@@ -26,13 +29,22 @@ class DepthwiseConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(kernel_size, dim))
         self.bias = nn.Parameter(torch.zeros(dim))
         nn.init.normal_(self.weight, std=kernel_size**-0.5)
+        self._filters = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        num_frames = x.shape[1]
-        weight = self.weight.to(x.dtype)
-        padded = F.pad(x, (0, 0, self.left, self.right))
-        out = self.bias.to(x.dtype) + padded[:, :num_frames] * weight[0]
+        return self.convolve(F.pad(x, (0, 0, self.left, self.right)))
+
+    def convolve(self, padded: Tensor) -> Tensor:
+        """Without padding: `[B, left + T + right, D]` → `[B, T, D]`."""
+        num_frames = padded.shape[1] - self.left - self.right
+        if fuses(padded) and padded.dtype == self.weight.dtype:
+            # [B, T, D] is, to a convolution over images of one row, the layout it likes best.
+            filters = self._filters.get((self.weight,), lambda: self.weight.T.contiguous()[:, None, None])
+            image = padded.transpose(1, 2)[:, :, None]
+            return F.conv2d(image, filters, self.bias, groups=len(self.bias))[:, :, 0].transpose(1, 2)
+        weight = self.weight.to(padded.dtype)
+        out = self.bias.to(padded.dtype) + padded[:, :num_frames] * weight[0]
         for tap in range(1, len(weight)):
             out = torch.addcmul(out, padded[:, tap : tap + num_frames], weight[tap])
         return out
@@ -51,16 +63,17 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.conv = DepthwiseConv(dim, kernel_size, lookahead=lookahead)
         self.norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, dim * expansion)
-        self.contract = nn.Linear(dim * expansion, dim)
+        self.expand = Linear(dim, dim * expansion)
+        self.contract = Linear(dim * expansion, dim)
         self.scale = nn.Parameter(torch.full((dim,), scale))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """See the class."""
-        h: Tensor = x if mask is None else x * mask
-        h = self.norm(self.conv(h))
-        h = self.contract(F.gelu(self.expand(h), approximate="tanh"))
-        return x + h * self.scale.to(h.dtype)
+        return self.mix(x, self.conv(x if mask is None else x * mask))
+
+    def mix(self, x: Tensor, h: Tensor) -> Tensor:
+        """What comes after the convolution: x and its convolution h, both `[B, T, D]`."""
+        return self.contract.scaled_sum(self.expand(self.norm(h), gelu=True), self.scale, x)
 
 
 class BlockStack(nn.Module):

@@ -1,11 +1,16 @@
-"""Reconstruction losses. All run in float32, whatever autocast is around them."""
+"""Reconstruction and adversarial losses. All run in float32, whatever autocast is around them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
+import torch.distributed
 import torchaudio.functional as AF
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from codec.nn.discriminators import Judgement
 
 MEL_RESOLUTIONS = ((256, 40), (512, 64), (1024, 80), (2048, 128))
 """(n_fft, n_mels) of the log-mel terms, hop n_fft / 4."""
@@ -74,3 +79,75 @@ class SpectralLosses(nn.Module):
 def mel_head_l1(predicted: Tensor, target: Tensor) -> Tensor:
     """Mean |Δ ln mel|: predicted and target `[B, M, F]`."""
     return F.l1_loss(predicted.float(), target.float())
+
+
+def discriminator_hinge(real: Sequence[Judgement], decoded: Sequence[Judgement]) -> Tensor:
+    """What the discriminators minimise: mean of `max(0, 1 - real) + max(0, 1 + decoded)` over positions and scales."""
+    terms = [
+        F.relu(1 - ours.float()).mean() + F.relu(1 + theirs.float()).mean()
+        for (ours, _), (theirs, _) in zip(real, decoded, strict=True)
+    ]
+    return torch.stack(terms).mean()
+
+
+def adversarial_hinge(decoded: Sequence[Judgement]) -> Tensor:
+    """What the codec minimises: mean of `max(0, 1 - decoded)` over positions and scales."""
+    return torch.stack([F.relu(1 - logits.float()).mean() for logits, _ in decoded]).mean()
+
+
+def feature_matching(real: Sequence[Judgement], decoded: Sequence[Judgement]) -> Tensor:
+    """Mean over layers and scales of `mean|Δ| / mean|real|`: layers count alike, whatever their range."""
+    terms = []
+    for (_, ours), (_, theirs) in zip(real, decoded, strict=True):
+        for layer, other in zip(ours, theirs, strict=True):
+            layer = layer.detach().float()
+            terms.append((other.float() - layer).abs().mean() / layer.abs().mean().clamp(min=1e-5))
+    return torch.stack(terms).mean()
+
+
+class LossBalancer(nn.Module):
+    """Weights of losses as shares of the gradient at the decoded wave, whatever their scales.
+
+    The loss balancer of EnCodec (Défossez et al. 2022, arXiv:2210.13438, section 3.4): each loss's gradient is
+    divided by the moving average of its norm and multiplied by its share of the weights.
+
+    Args:
+        names: Of the losses.
+        decay: Of the moving averages, per step.
+    """
+
+    norms: Tensor
+    steps: Tensor
+
+    def __init__(self, names: Sequence[str], *, decay: float = 0.999) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.decay = decay
+        self.register_buffer("norms", torch.zeros(len(self.names)))
+        self.register_buffer("steps", torch.zeros(len(self.names)))
+
+    def forward(self, terms: Mapping[str, Tensor], weights: Mapping[str, float], wave: Tensor) -> Tensor:
+        """The gradient to send back from the wave.
+
+        Args:
+            terms: Unweighted losses by name, any of `names`, each a function of `wave`.
+            weights: One per name of `terms`.
+            wave: `[B, C, N]`, requires a gradient.
+
+        Returns:
+            `[B, C, N]`: its norm per example is about 1 / B where the losses agree.
+        """
+        gradients = {name: torch.autograd.grad(term, wave, retain_graph=True)[0] for name, term in terms.items()}
+        found = torch.stack([gradient.flatten(1).norm(dim=1).sum() for gradient in gradients.values()])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(found)
+            found = found / torch.distributed.get_world_size()
+        places = [self.names.index(name) for name in terms]
+        self.steps[places] += 1
+        # The average of what has been seen so far, not of the zeros before.
+        share = (1 - self.decay) / (1 - self.decay ** self.steps[places])
+        self.norms[places] = torch.lerp(self.norms[places], found, share)
+        total = sum(weights[name] for name in terms)
+        scales = torch.tensor([weights[name] / total for name in terms], device=wave.device)
+        scales = scales / self.norms[places].clamp(min=1e-12)
+        return torch.stack([s * g for s, g in zip(scales, gradients.values(), strict=True)]).sum(0)

@@ -6,6 +6,7 @@ subframes are stacked into one codec frame. Nothing in here depends on frames ou
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,8 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from codec.nn.blocks import BlockStack
+from codec.nn.film import Film
+from codec.nn.linear import Linear
 
 Context = tuple[int, int]
+LOG2_E = 1 / math.log(2)
+SPECTRA_AT_ONCE = 1024
+"""Spectra that the wave head turns into samples together."""
 
 
 def frame_mask(lengths: Tensor, num_frames: int) -> Tensor:
@@ -47,8 +53,10 @@ class SpectralEncoder(nn.Module):
         dims: Widths at subframe rate and at frame rate.
         num_blocks: Blocks at subframe rate and at frame rate.
         latent_dim: D of the latents.
+        denoise: Modulated, before the blocks at frame rate, by whether to remove noise.
 
-    Shape: wave `[B, C, T * hop_length]`, mask `[B, T, 1]` or None → latents `[B, T, D]`, float32.
+    Shape: wave `[B, C, T * hop_length]`, mask `[B, T, 1]` or None, denoise bool `[B]` or None → latents `[B, T, D]`,
+    float32.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class SpectralEncoder(nn.Module):
         expansion: int,
         lookahead: bool,
         latent_dim: int,
+        denoise: bool = False,
     ) -> None:
         super().__init__()
         self.subframes = subframes
@@ -76,37 +85,65 @@ class SpectralEncoder(nn.Module):
         # Unit gain for white noise, so that the features' range doesn't depend on n_fft.
         self.register_buffer("window", window / window.square().sum().sqrt(), persistent=False)
         settings: dict[str, Any] = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
-        self.embed = nn.Linear(channels * 3 * (n_fft // 2 + 1), dims[0])
+        self.embed = Linear(channels * 3 * (n_fft // 2 + 1), dims[0])
         self.fine = BlockStack(dims[0], num_blocks[0], **settings)
-        self.stack = nn.Linear(dims[0] * subframes, dims[1])
+        self.stack = Linear(dims[0] * subframes, dims[1])
+        self.film = Film(dims[1]) if denoise else None
         self.coarse = BlockStack(dims[1], num_blocks[1], **settings)
         self.norm = nn.LayerNorm(dims[1])
-        self.project = nn.Linear(dims[1], latent_dim)
+        self.project = Linear(dims[1], latent_dim)
         stft = (-(-self.pad_left // self.stft_hop), -(-self.pad_right // self.stft_hop))
         self.context = _sum(_frames_of(_sum(stft, self.fine.context), subframes), self.coarse.context)
 
     def features(self, wave: Tensor) -> Tensor:
         """Spectral features `[B, T * subframes, 3 * C * bins]`, float32, of a wave `[B, C, N]`."""
-        window: Tensor = self.window  # type: ignore[assignment]
-        padded = F.pad(wave.float(), (self.pad_left, self.pad_right))
-        pieces = padded.unfold(-1, self.n_fft, self.stft_hop) * window.float()
-        spectrum = torch.view_as_real(torch.fft.rfft(pieces))
-        magnitude = spectrum.square().sum(-1).sqrt()
-        compressed = spectrum * (magnitude + 1e-6).pow(-0.7)[..., None]
-        log_magnitude = (magnitude + 1e-4).log() * 0.25 + 1.0
-        stacked = torch.cat([compressed, log_magnitude[..., None]], -1)
-        return rearrange(stacked, "b c t bins parts -> b t (c parts bins)")
+        return self._features(F.pad(wave.float(), (self.pad_left, self.pad_right)))
 
-    def forward(self, wave: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _features(self, padded: Tensor) -> Tensor:
+        window: Tensor = self.window  # type: ignore[assignment]
+        spectrum = torch.fft.rfft(padded.unfold(-1, self.n_fft, self.stft_hop) * window.float())
+        real, imaginary = spectrum.real, spectrum.imag
+        magnitude = torch.addcmul(real * real, imaginary, imaginary).sqrt()
+        # Powers by way of base-2 logarithms and exponentials, which cost a fraction of the general function.
+        factor = ((magnitude + 1e-6).log2() * -0.7).exp2()
+        log_magnitude = (magnitude + 1e-4).log2() * (0.25 * math.log(2)) + 1.0
+        stacked = torch.stack([real * factor, imaginary * factor, log_magnitude], -2)
+        return rearrange(stacked, "b c t parts bins -> b t (c parts bins)")
+
+    def forward(self, wave: Tensor, mask: Tensor | None = None, denoise: Tensor | None = None) -> Tensor:
         """See the class."""
         fine_mask = None if mask is None else mask.repeat_interleave(self.subframes, 1)
-        x = self.embed(self.features(wave).to(self.embed.weight.dtype))
-        x = self.fine(x, fine_mask)
-        x = self.stack(rearrange(x, "b (t s) d -> b t (s d)", s=self.subframes))
-        x = self.norm(self.coarse(x, mask))
+        x = self.fine(self.embedded(F.pad(wave.float(), (self.pad_left, self.pad_right))), fine_mask)
+        return self.projected(self.coarse(self.stacked(x, denoise), mask))
+
+    def embedded(self, padded: Tensor) -> Tensor:
+        """A wave with its padding, `[B, C, n]` → `[B, T * subframes, dims[0]]`."""
+        embedded: Tensor = self.embed(self._features(padded).to(self.embed.weight.dtype))
+        return embedded
+
+    def stacked(self, x: Tensor, denoise: Tensor | None) -> Tensor:
+        """From subframe rate to frame rate, `[B, T * subframes, dims[0]]` → `[B, T, dims[1]]`, told the condition."""
+        return self.modulate(self.stack(rearrange(x, "b (t s) d -> b t (s d)", s=self.subframes)), denoise)
+
+    def projected(self, x: Tensor) -> Tensor:
+        """`[B, T, dims[1]]` → latents `[B, T, D]`, float32."""
+        x = self.norm(x)
         with torch.autocast(x.device.type, enabled=False):
             latents: Tensor = self.project(x.to(self.project.weight.dtype))
             return latents.float()
+
+    def nothing(self, like: Tensor, level: int) -> Tensor:
+        """No steps, in the width of subframe rate (0) or frame rate (1)."""
+        linear = (self.embed, self.stack)[level]
+        return linear.weight.new_zeros(len(like), 0, linear.out_features)
+
+    def modulate(self, x: Tensor, denoise: Tensor | None) -> Tensor:
+        """Features `[B, T, D]` as the condition (None: don't denoise) has them."""
+        if self.film is None:
+            return x
+        condition = denoise if denoise is not None else torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        modulated: Tensor = self.film(x, condition)
+        return modulated
 
 
 class SpectralDecoder(nn.Module):
@@ -148,17 +185,15 @@ class SpectralDecoder(nn.Module):
         self.parts_before = self.num_parts // 2 if lookahead else self.num_parts - 1
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
         settings: dict[str, Any] = {"kernel_size": kernel_size, "expansion": expansion, "lookahead": lookahead}
-        self.embed = nn.Linear(latent_dim, dims[0])
+        self.embed = Linear(latent_dim, dims[0])
         self.coarse = BlockStack(dims[0], num_blocks[0], **settings)
-        self.unstack = nn.Linear(dims[0], dims[1] * subframes)
+        self.unstack = Linear(dims[0], dims[1] * subframes)
         self.fine = BlockStack(dims[1], num_blocks[1], **settings)
         self.norm = nn.LayerNorm(dims[1])
-        self.spectrum = nn.Linear(dims[1], channels * 3 * (n_fft // 2 + 1))
+        self.spectrum = Linear(dims[1], channels * 3 * (n_fft // 2 + 1))
         with torch.no_grad():  # start near silence: an exponential of noise is loud
             self.spectrum.bias[: channels * (n_fft // 2 + 1)] = -4.0
-        self.mel = nn.Sequential(
-            nn.Linear(dims[1], mel_hidden), nn.GELU(approximate="tanh"), nn.Linear(mel_hidden, n_mels)
-        )
+        self.mel = nn.Sequential(Linear(dims[1], mel_hidden), nn.GELU(approximate="tanh"), Linear(mel_hidden, n_mels))
         overlap = (self.num_parts - 1 - self.parts_before, self.parts_before)
         trunk = self.coarse.context
         self.wave_context = _sum(_frames_of(_sum(self.fine.context, overlap), subframes), trunk)
@@ -166,12 +201,21 @@ class SpectralDecoder(nn.Module):
     def trunk(self, quantized: Tensor, mask: Tensor | None = None) -> Tensor:
         """`[B, T, D]` → features `[B, T * subframes, dims[1]]`, shared by both heads."""
         fine_mask = None if mask is None else mask.repeat_interleave(self.subframes, 1)
-        x = self.coarse(self.embed(quantized.to(self.embed.weight.dtype)), mask)
-        x = rearrange(self.unstack(x), "b t (s d) -> b (t s) d", s=self.subframes)
+        x = self.unstacked(self.coarse(self.embedded(quantized), mask))
         features: Tensor = self.norm(self.fine(x, fine_mask))
         return features
 
-    def mel_head(self, trunk: Tensor) -> Tensor:
+    def embedded(self, quantized: Tensor) -> Tensor:
+        """`[B, T, D]` → `[B, T, dims[0]]`."""
+        embedded: Tensor = self.embed(quantized.to(self.embed.weight.dtype))
+        return embedded
+
+    def unstacked(self, x: Tensor) -> Tensor:
+        """From frame rate to subframe rate, `[B, T, dims[0]]` → `[B, T * subframes, dims[1]]`."""
+        x = self.unstack(x)
+        return rearrange(x, "b t (s d) -> b (t s) d", s=self.subframes)
+
+    def mel_head(self, trunk: Tensor, mask: Tensor | None = None) -> Tensor:
         """Trunk `[B, T * subframes, D]` → log-mel `[B, n_mels, T * subframes]`, float32."""
         mel: Tensor = self.mel(trunk)
         return mel.float().transpose(1, 2)
@@ -183,33 +227,51 @@ class SpectralDecoder(nn.Module):
         sum of squares, so that the first and last samples of an item are as loud as any other.
         """
         fine_mask = None if mask is None else mask.repeat_interleave(self.subframes, 1)
-        with torch.autocast(trunk.device.type, enabled=False):
-            x = self.spectrum(trunk.to(self.spectrum.weight.dtype)).float()
-            x = rearrange(x, "b j (parts c bins) -> parts b c j bins", c=self.channels, parts=3)
-            magnitude = x[0].clamp(max=6.0).exp()
-            scale = magnitude * torch.rsqrt(x[1].square() + x[2].square() + 1e-8)
-            spectrum = torch.complex(scale * x[1], scale * x[2])
-            window: Tensor = self.window.float()  # type: ignore[union-attr, assignment, operator]
-            pieces = torch.fft.irfft(spectrum, n=self.n_fft, norm="ortho") * window
-            if fine_mask is not None:
-                pieces = pieces * fine_mask[:, None]
-            envelope = window.square().expand(1, 1, trunk.shape[1], -1)
-            if fine_mask is not None:
-                envelope = envelope * fine_mask[:, None]
-            summed = self._overlap_add(pieces)
-            # At a causal item's very end only the last window's tail remains: it fades instead of exploding.
-            weight = self._overlap_add(envelope).clamp(min=0.1)
-            return (summed / weight).flatten(-2)
+        summed, envelope = self.overlapped(trunk, fine_mask)
+        first, size = self.parts_before * self.stft_hop, trunk.shape[1] * self.stft_hop
+        return summed[..., first : first + size] / self.weight(envelope[..., first : first + size])
 
-    def _overlap_add(self, pieces: Tensor) -> Tensor:
-        """Windowed pieces `[B, C, J, n_fft]` → `[B, C, J, stft_hop]`, what overhangs the ends dropped."""
-        num_subframes = pieces.shape[2]
-        parts = rearrange(pieces, "b c j (p h) -> p b c j h", p=self.num_parts)
-        after = self.num_parts - 1 - self.parts_before
-        parts = F.pad(parts, (0, 0, after, self.parts_before))
-        total = parts[self.parts_before, :, :, after : after + num_subframes]
+    def overlapped(self, trunk: Tensor, fine_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Windowed pieces, one per subframe, and the squares of their windows, added where they overlap.
+
+        Both `[B or 1, C or 1, (T * subframes - 1) * stft_hop + n_fft]`, float32.
+        """
+        num_rows, num_subframes = trunk.shape[:2]
+        size = num_subframes + self.num_parts - 1
+        # Without gradient a stretch at a time: its spectra stay in the core's cache.
+        step = num_subframes if torch.is_grad_enabled() else max(1, SPECTRA_AT_ONCE // num_rows)
+        with torch.autocast(trunk.device.type, enabled=False):
+            window: Tensor = self.window.float().view(self.num_parts, -1)  # type: ignore[operator, assignment]
+            summed = window.new_zeros(num_rows, size, self.channels, self.stft_hop)
+            for first in range(0, num_subframes, step):
+                pieces = self._pieces(trunk[:, first : first + step])
+                if fine_mask is not None:
+                    pieces = pieces * fine_mask[:, first : first + step, :, None]
+                self._add(summed[:, first:], pieces, window)
+            valid = window.new_ones(1, num_subframes, 1, 1) if fine_mask is None else fine_mask[..., None].float()
+            envelope = window.new_zeros(len(valid), size, 1, self.stft_hop)
+            self._add(envelope, valid.expand(-1, -1, -1, self.n_fft), window.square())
+        return rearrange(summed, "b j c h -> b c (j h)"), rearrange(envelope, "b j c h -> b c (j h)")
+
+    def _pieces(self, trunk: Tensor) -> Tensor:
+        """The inverse transform of each subframe, `[B, J, D]` → `[B, J, C, n_fft]`, float32."""
+        x = self.spectrum(trunk.to(self.spectrum.weight.dtype)).float()
+        log_magnitude, real, imaginary = x.view(*x.shape[:2], 3, self.channels, -1).unbind(2)
+        magnitude = (log_magnitude.clamp(max=6.0) * LOG2_E).exp2()
+        scale = magnitude * torch.rsqrt(torch.addcmul(real * real, imaginary, imaginary) + 1e-8)
+        spectrum = torch.complex(real * scale, imaginary * scale)
+        pieces: Tensor = torch.fft.irfft(spectrum, n=self.n_fft, norm="ortho")
+        return pieces
+
+    def _add(self, total: Tensor, pieces: Tensor, window: Tensor) -> None:
+        """Adds windowed pieces `[B, J, C, n_fft]`, `stft_hop` apart, to `[B, ≥ J + parts - 1, C, stft_hop]`."""
+        parts = pieces.unflatten(-1, (self.num_parts, self.stft_hop))  # type: ignore[no-untyped-call]
         for part in range(self.num_parts):
-            if part != self.parts_before:
-                first = after + self.parts_before - part
-                total = total + parts[part, :, :, first : first + num_subframes]
-        return total
+            total[:, part : part + pieces.shape[1]].addcmul_(parts[..., part, :], window[part])
+
+    def weight(self, envelope: Tensor) -> Tensor:
+        """What overlapped pieces are divided by.
+
+        At a causal item's very end only the last window's tail remains: it fades instead of exploding.
+        """
+        return envelope.clamp(min=0.1)
