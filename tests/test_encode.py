@@ -58,7 +58,7 @@ def test_every_file_gives_the_codes_it_gives_alone(tmp_path, corpus, lookahead_c
 def test_long_items_in_pieces_equal_the_whole(tmp_path, corpus, codec, monkeypatch):
     whole, pieces = tmp_path / "whole.ctok", tmp_path / "pieces.ctok"
     encode_corpus(codec, [corpus], whole, n_quantizers=3)
-    monkeypatch.setattr("codec.encode.LONG_SECONDS", 1)
+    monkeypatch.setattr("codec.encode.corpus.LONG_SECONDS", 1)
     encode_corpus(codec, [corpus], pieces, n_quantizers=3)
     a, b = TokenStore(whole), TokenStore(pieces)
     assert list(a.keys()) == list(b.keys())
