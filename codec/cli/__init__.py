@@ -11,6 +11,9 @@ from codec.cli import decode  # noqa: F401
 from codec.cli import info  # noqa: F401
 from codec.cli import tokens  # noqa: F401
 from codec.cli import features  # noqa: F401
+from codec.cli import convert  # noqa: F401
+from codec.cli import bench  # noqa: F401
+from codec.cli import evaluate  # noqa: F401
 from codec.cli import train  # noqa: F401
 from codec.cli.common import FAILED, USAGE, app, errors
 from codec.errors import CodecError, ConfigError, InputError
