@@ -25,5 +25,9 @@ class ConfigError(CodecError):
     """A configuration file or an override holds an unknown key or a bad value."""
 
 
+class DecodeError(CodecError):
+    """What was decoded isn't finite, or the device lacks the memory for it."""
+
+
 class TrainingError(CodecError):
     """Training can't start or go on: empty data, a non-finite loss."""

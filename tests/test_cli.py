@@ -129,7 +129,7 @@ def test_verify_and_decode_name_what_is_damaged(run, tmp_path, checkpoint, corpu
     assert (code, PROMPTS[0] in err) == (1, True)
     code, _, err = run("decode", store, "-o", tmp_path / "waves", "--codec", checkpoint)
     assert (code, PROMPTS[0] in err) == (3, True)
-    assert [p.name for p in (tmp_path / "waves").iterdir()] == [PROMPTS[1].replace(".mp3", ".wav")]
+    assert [p.name for p in (tmp_path / "waves").glob("*.wav")] == [PROMPTS[1].replace(".mp3", ".wav")]
 
 
 def test_decoding_with_other_weights_is_refused(run, tmp_path, checkpoint, corpus, causal_codec):
@@ -176,7 +176,7 @@ def test_info_on_audio_and_on_a_checkpoint(run, checkpoint):
             ("encode", "{corpus}", "-o", "x.ctok", "--codec", "{checkpoint}", "--device", "tpu"),
             "pass --device cpu",
         ),
-        (("encode", "{corpus}", "-o", "tokens", "--codec", "{checkpoint}"), "write to tokens.ctok"),
+        (("encode", "{corpus}", "-o", "tokens.bin", "--codec", "{checkpoint}"), "write to tokens.ctok"),
         (("info", "nowhere.ctok"), "nowhere.ctok"),
         (("verify", "{corpus}"), "corpus"),
         (("train", "nowhere.yaml"), "nowhere.yaml: can't be read"),
