@@ -30,6 +30,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks"), str(REPOSITORY 
 from codec import load_codec  # noqa: E402
 from codec.audio import read_audio  # noqa: E402
 from codec.encode import encode_corpus  # noqa: E402
+from codec.encode.pipeline import CPU_BATCH_SECONDS  # noqa: E402
 from codec.model import Codec, Codes  # noqa: E402
 from codec.spec import CodecSpec  # noqa: E402
 from codec.tokens import TokenStore, TokenWriter  # noqa: E402
@@ -103,7 +104,7 @@ def used():
     return time.process_time(), time.perf_counter()
 
 
-def alone(codec, waves, batch_seconds=64.0):
+def alone(codec, waves, batch_seconds=CPU_BATCH_SECONDS):
     """CPU and wall seconds that the encoder takes for waves that are in memory, sorted, in batches."""
     waves = sorted(waves, key=len)
     started = used()
@@ -158,9 +159,9 @@ def throughput(quick):
     return [
         "## The pipeline and the encoder alone",
         "",
-        "`speech_16k`, one process, all cores. Alone: the same waves, in memory, sorted by length, in batches of 64 s "
-        "(long ones in pieces of 60 s). Both over quarters of the corpus in turn; the codes of one file in each "
-        "quarter are those that it gives alone.",
+        "`speech_16k`, one process, all cores. Alone: the same waves, in memory, all sorted by length, in batches of "
+        f"{CPU_BATCH_SECONDS:.0f} s (the pipeline's size on a CPU; long ones in pieces of 60 s). Both over quarters of "
+        "the corpus in turn; the codes of one file in each quarter are those that it gives alone.",
         "",
         "| corpus | encoder alone, × real time | pipeline | overhead, wall | overhead, CPU time | bottleneck |",
         "|---|---|---|---|---|---|",
@@ -249,7 +250,7 @@ def resuming(quick):
                 os.utime(descriptor, ns=(10**18, 10**18))
                 os.close(descriptor)
                 writer.add(key, codes, num_samples=320)
-                sources.write(json.dumps([key, 0, 10**18, 1], separators=(",", ":")) + "\n")
+                sources.write(f'["{key}",0,{10**18},1]\n')
         made = time.perf_counter() - started
         report = child({"codec": "cheap", "inputs": [str(top / "corpus")], "store": str(store)})
     assert (report["num_items"], report["num_skipped"], report["num_changed"]) == (0, count, 0)
@@ -318,31 +319,51 @@ def loop(adapters, name, model, rate, files, top):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="throughput,memory,resume,peers")
+    parser.add_argument("--only", default="throughput,memory,resume,peers", help="sections of the report to renew")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--child")
     options = parser.parse_args()
     if options.child:
         run_child(json.loads(options.child))
         return
+    if unknown := set(options.only.split(",")) - set(SECTIONS):
+        parser.error(f"--only has {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}")
     cores = len(os.sched_getaffinity(0))
     facts = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1] for line in facts if "model name" in line), "?").strip()
-    lines = [
+    quick = " --quick" if options.quick else ""
+    head = [
         "# Encoding corpora: measured",
         "",
-        f"Written by `python benchmarks/encode.py{' --quick' if options.quick else ''}` on {date.today()}: {model}, "
-        f"{cores} shared cores (load {os.getloadavg()[0]:.1f} at the start), {platform.system()}, Python "
-        f"{platform.python_version()}, torch {torch.__version__} with {torch.get_num_threads()} threads.",
+        f"Written by `python benchmarks/encode.py{quick} -o benchmarks/encode.md`: {model}, {cores} shared cores, "
+        f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__} with "
+        f"{torch.get_num_threads()} threads. Each section says when it was measured, and the load that other work "
+        "put on the machine just before.",
     ]
-    sections = {"throughput": throughput, "memory": memory, "resume": resuming, "peers": peers}
+    written = sections_of(options.output)
     for name in options.only.split(","):
-        started = time.perf_counter()
-        section = sections[name](options.quick)
-        print("\n".join(section), f"({time.perf_counter() - started:.0f} s)", sep="\n", flush=True)
-        lines += ["", *section]
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
+        load, started = os.getloadavg()[0], time.perf_counter()
+        title, *rest = SECTIONS[name](options.quick)
+        took = time.perf_counter() - started
+        written[title] = [*rest, "", f"({date.today()}, load {load:.1f}, took {took:.0f} s{quick}.)"]
+        print(title, *written[title], sep="\n", flush=True)
+        if options.output:
+            parts = [line for title, lines in written.items() for line in ["", title, *lines]]
+            options.output.write_text("\n".join([*head, *parts]) + "\n")
+
+
+def sections_of(path):
+    """The sections that a report has already: lines by title."""
+    found = {}
+    for line in path.read_text().splitlines() if path and path.exists() else ():
+        if line.startswith("## "):
+            found[line] = []
+        elif found:
+            found[list(found)[-1]].append(line)
+    return {title: "\n".join(lines).rstrip().splitlines() for title, lines in found.items()}
+
+
+SECTIONS = {"throughput": throughput, "memory": memory, "resume": resuming, "peers": peers}
 
 
 if __name__ == "__main__":

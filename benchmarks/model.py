@@ -5,7 +5,7 @@
 FOLDER is where `pip install --target FOLDER --no-deps encodec descript-audio-codec snac vocos` put the peers that the
 environment itself lacks; those that can't be imported are left out. All have random weights, which cost the same, and
 their published configurations. Each thread count runs in a process of its own, all codecs in interleaved rounds; the
-median counts: of the CPU time on one thread, of the elapsed time on two. About five minutes on two quiet cores.
+median of three counts: of the CPU time on one thread, of the elapsed time on two. --quick: one round.
 """
 
 from __future__ import annotations
@@ -84,13 +84,20 @@ def encodec_package() -> Contender:
     return Contender(model, 24000, model.encode, decode, (1, 4))
 
 
-def vocos_package() -> Contender:
+class ToFloat(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+def vocos_package(dtype: torch.dtype = torch.float32) -> Contender:
     from vocos.heads import ISTFTHead
     from vocos.models import VocosBackbone
 
     backbone = VocosBackbone(128, 384, 1152, 8, adanorm_num_embeddings=4)
     head = ISTFTHead(384, 1280, 320, padding="same")
-    books, bandwidth = torch.randn(8, 1024, 128), torch.tensor([2])
+    head.out = torch.nn.Sequential(head.out, ToFloat())  # the inverse transform is float32 in any case
+    backbone, head.out[0] = backbone.to(dtype), head.out[0].to(dtype)
+    books, bandwidth = torch.randn(8, 1024, 128).to(dtype), torch.tensor([2])
 
     def decode(codes: Tensor) -> Tensor:
         features = sum(book[codes[:, k]] for k, book in enumerate(books))
@@ -156,6 +163,13 @@ def mimi_transformers() -> Contender:
     return Contender(model, 24000, lambda wave: model.encode(wave, num_quantizers=8), decode, (1, 4))
 
 
+def halved(contender: Contender) -> Contender:
+    """Decoding with bfloat16 weights throughout."""
+    return Contender(
+        contender.module.to(torch.bfloat16), contender.sample_rate, None, contender._decode, contender.batches
+    )
+
+
 def contenders(folder: str | None) -> dict[str, Contender]:
     seanet = {"body": "seanet"}
     makers: dict[str, Callable[[], Contender]] = {
@@ -171,6 +185,11 @@ def contenders(folder: str | None) -> dict[str, Contender]:
         "transformers: DAC 16k": dac_transformers,
         "snac: SNAC 24k": snac_package,
         "transformers: Mimi, 8 codebooks": mimi_transformers,
+        "encodec: EnCodec 24k, bfloat16": lambda: halved(encodec_package()),
+        "vocos: Vocos, bfloat16": lambda: vocos_package(torch.bfloat16),
+        "descript-audio-codec: DAC 16k, bfloat16": lambda: halved(dac_package(folder)),
+        "snac: SNAC 24k, bfloat16": lambda: halved(snac_package()),
+        "transformers: Mimi, bfloat16": lambda: halved(mimi_transformers()),
     }
     found = {}
     for name, make in makers.items():
@@ -330,12 +349,20 @@ def worker(threads: int, folder: str | None, quick: bool) -> dict[str, Any]:
     clock = time.process_time if threads == 1 else time.perf_counter
     with torch.no_grad():
         found = contenders(folder)
-        result: dict[str, Any] = {"speeds": speeds(found, 1 if quick else 5, clock)}
+        rounds = 1 if quick else 3
+        stages: dict[str, Callable[[], Any]] = {"speeds": lambda: speeds(found, rounds, clock)}
         if threads == 1:
-            result["sizes"] = {name: sizes(contender) for name, contender in found.items()}
-            result["kernels"] = kernels(1 if quick else 5, clock)
-            result["streams"] = streams(5 if quick else 40, clock)
-            result["rounding"] = rounding()
+            stages |= {
+                "sizes": lambda: {n: sizes(c) for n, c in found.items() if not n.endswith("bfloat16")},
+                "kernels": lambda: kernels(rounds, clock),
+                "streams": lambda: streams(5 if quick else 40, clock),
+                "rounding": rounding,
+            }
+        result: dict[str, Any] = {}
+        for name, measure in stages.items():
+            start = time.perf_counter()
+            result[name] = measure()
+            print(f"{threads} threads, {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     return result
 
 
@@ -351,7 +378,7 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def page(results: dict[int, dict[str, Any]]) -> str:
+def page(results: dict[int, dict[str, Any]], quick: bool) -> str:
     one = results[1]
     names = list(dict.fromkeys(key.split("/")[0] for key in one["speeds"]))
     rows = []
@@ -371,11 +398,17 @@ def page(results: dict[int, dict[str, Any]]) -> str:
     best = {name: max(v for k, v in one["speeds"].items() if k.split("/")[::2] == [name, "decode"]) for name in names}
     ratio_rows = []
     for peer, wanted in (("EnCodec", 15), ("Vocos", 4), ("DAC", 150), ("SNAC", None), ("Mimi", None)):
-        speeds_of_peer = [v for k, v in best.items() if f": {peer}" in k]
-        if speeds_of_peer:
-            fastest = max(speeds_of_peer)
-            row = [peer, number(fastest)] + [number(best[n] / fastest) for n in names[:3]]
-            ratio_rows.append([*row, f"≥ {wanted}" if wanted else "–"])
+        theirs = {
+            half: [v for k, v in best.items() if f": {peer}" in k and k.endswith("bfloat16") == half] for half in (0, 1)
+        }
+        if theirs[0]:
+            full, half = max(theirs[0]), max(theirs[1], default=None)
+            ratios = [best[name] / full for name in names[:3]]
+            row = [peer, number(full), number(half), *map(number, ratios)]
+            row += [number(best[FLAGSHIP] / half if half else None), f"≥ {wanted}" if wanted else "–"]
+            ratio_rows.append(row)
+    ratio_header = ["peer", "float32", "bfloat16"]
+    ratio_header += [f"{name}: × its float32" for name in names[:3]] + [f"{FLAGSHIP}: × its bfloat16", "goal"]
     size_rows = [[n, f"{p:.1f}", number(e), number(d)] for n, (p, e, d) in one["sizes"].items()]
     kernel_rows = [
         [f"{dtype} {direction}"]
@@ -393,15 +426,18 @@ def page(results: dict[int, dict[str, Any]]) -> str:
     flip_rows = [[name, f"{n} ({100 * n / r['codes']:.2f} %)", str(first)] for name, (n, first) in r["flips"].items()]
     return f"""# Encoding and decoding
 
-{date.today()}, {cpu_name()}, torch {torch.__version__}; `python benchmarks/model.py`. × real time: seconds of audio
-per second, of CPU time on one thread, elapsed on two; higher is faster. Batches are 32 × 2 s, of EnCodec, Vocos and
-Mimi 4 × 2 s. All at their own sample rates and published configurations with random weights.
+{date.today()}, {cpu_name()}, torch {torch.__version__}; `python benchmarks/model.py{" --quick" * quick}`.
+× real time: seconds of audio per second, of CPU time on one thread, elapsed on two; higher is faster. Batches are
+32 × 2 s, of EnCodec, Vocos and Mimi 4 × 2 s. All at their own sample rates and published configurations with random
+weights.
 
 {table(header, rows)}
 
-Decoding beside peers, one thread, each at its best batch:
+Decoding beside peers, one thread, each at its best batch and in its faster implementation: × real time of the peer,
+then how many times as fast ours is. The goal is of the flagship against a peer's float32, which is how peers come; the
+last ratio has peers converted to bfloat16 as well.
 
-{table(["peer", "× real time", *(f"{n}: times faster" for n in names[:3]), "goal"], ratio_rows)}
+{table(ratio_header, ratio_rows)}
 
 Parameters in millions, and 10⁶ multiply-adds of convolutions and matrices per second of audio:
 
@@ -458,7 +494,7 @@ def main() -> None:
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         print(output.stderr[-2000:], file=sys.stderr)
         results[threads] = json.loads(output.stdout.splitlines()[-1])
-    text = page(results)
+    text = page(results, arguments.quick)
     Path(__file__).with_suffix(".md").write_text(text)
     print(text)
 

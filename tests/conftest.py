@@ -1,4 +1,6 @@
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,25 @@ def num_ties(codec: SoundStream, latents: torch.Tensor, ours: torch.Tensor, thei
                 break
             residual = residual - a
     return len(frames)
+
+
+def encode_until_killed(num_items: int, codec: SoundStream, corpus: Path, store: Path, **options) -> None:
+    """`encode_corpus` in a process that kills itself (SIGKILL) once so many items are done."""
+    from codec.encode import encode_corpus
+
+    def die(done, total, seconds):
+        if done >= num_items:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # A fork: it begins at once, and rounds as this process does.
+    process = multiprocessing.get_context("fork").Process(
+        target=encode_corpus, args=(codec, [corpus], store), kwargs={**options, "on_progress": die}
+    )
+    process.start()
+    process.join(120)
+    code = process.exitcode
+    process.kill()
+    assert code == -signal.SIGKILL
 
 
 @pytest.fixture(scope="session")

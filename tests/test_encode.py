@@ -1,12 +1,9 @@
 import json
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import DATA, num_ties
+from conftest import DATA, encode_until_killed, num_ties
 
 from codec.audio import read_audio, write_audio
 from codec.encode import encode_corpus, write_failures
@@ -103,26 +100,11 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, corpus, lookahea
     assert resumed.read_bytes() == whole.read_bytes()
 
 
-KILLED = """
-import os, signal, sys
-from codec.encode import encode_corpus
-from codec import load_codec
-
-def die(done, total, seconds):
-    if done >= int(sys.argv[4]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-encode_corpus(load_codec(sys.argv[1]), [sys.argv[2]], sys.argv[3], batch_seconds=5, on_progress=die)
-"""
-
-
 def test_kill_9_resume_and_the_store_is_the_same(tmp_path, corpus, lookahead_codec):
-    lookahead_codec.save(tmp_path / "small")
     whole, killed = tmp_path / "whole.ctok", tmp_path / "killed.ctok"
     encode_corpus(lookahead_codec, [corpus], whole, batch_seconds=5)
-    for after in ("1", "2", "3"):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "small"), str(corpus), str(killed), after]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    for after in (1, 2, 3):
+        encode_until_killed(after, lookahead_codec, corpus, killed, batch_seconds=5)
         assert not killed.exists()
     report = encode_corpus(lookahead_codec, [corpus], killed, batch_seconds=5)
     assert report.num_skipped >= 1

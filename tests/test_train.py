@@ -316,6 +316,27 @@ def test_a_run_starts_from_a_checkpoint_and_trains_the_parts_it_is_told_to(recip
     assert line["train/perplexity_first"] > 1  # quantizes from the first step
 
 
+def test_the_average_gets_all_that_k_means_sets(recipe, monkeypatch):
+    """With normalised codes also the projections back, which are scaled to the latents' lengths."""
+    start, seen = CodecTraining._start_quantizing, []
+
+    def started(self):
+        before = self.average.quantizer.up.clone()
+        start(self)
+        ours, theirs = self.model.quantizer, self.average.quantizer
+        assert not torch.equal(ours.up, before)
+        latents = torch.randn(1, 50, ours.up.shape[2])
+        codes = theirs.encode(latents)
+        assert torch.equal(codes, ours.encode(latents))
+        torch.testing.assert_close(theirs.decode(codes), ours.decode(codes))
+        seen.append(differences(ours.state_dict(), theirs.state_dict()))
+
+    monkeypatch.setattr(CodecTraining, "_start_quantizing", started)
+    settings = {"model.codebook_dim": "4", "model.normalise_codes": "true", "run.valid_every": "5"}
+    train(load_config(recipe, {**settings, "optim.max_steps": "5"}), progress=False)
+    assert seen == [set()]
+
+
 def test_the_best_weights_are_exported_beside_the_latest(recipe, tmp_path, monkeypatch):
     """Validation falls, then rises: checkpoint/ is of the fall's end, checkpoint_last/ of the run's."""
     scores, saved = iter([0.5, 0.4, 0.3, 0.6, 0.7]), []

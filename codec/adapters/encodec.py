@@ -85,6 +85,8 @@ class Encodec(Adapter):
     `decode_warmup_frames` and is approximate. Streams carry the LSTM's state and are exact, in bounded memory.
     """
 
+    streams_encoding = True
+
     def __init__(self, model: Any, name: str, weights_hash: str, num_levels: int) -> None:
         config = model.config
         spec = CodecSpec(

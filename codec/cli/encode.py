@@ -265,6 +265,8 @@ def _print_encoded(report: Any, output: str, listing: str, spec: Any) -> None:
         out.print(f"  {elapsed:.1f} s, {rate}; the bottleneck was {report.bottleneck}")
     if report.num_changed:
         out.print(f"  {report.num_changed} had changed and were encoded again")
+    if report.num_updated:
+        out.print(f"  {report.num_updated} had other metadata, which was renewed")
     if report.num_removed:
         out.print(
             f"  {report.num_removed} in the store are not among the inputs any more; they stay, such as "

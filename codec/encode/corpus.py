@@ -41,6 +41,7 @@ class EncodeReport:
         failures: One entry per item that couldn't be encoded: key, path, error, remedy.
         warnings: One entry per oddity of an item that was encoded (silence, clipping, DC offset): key, path, warning.
         num_changed: Items encoded again because their source had changed.
+        num_updated: Items whose metadata alone had changed: written anew with the codes that they had.
         num_removed: Keys in the store that the inputs don't have any more; they stay.
         removed: The first of them.
         held: Keys whose source has changed in a shard that another process is writing: run again after it.
@@ -58,6 +59,7 @@ class EncodeReport:
     failures: list[dict[str, str]] = field(default_factory=list)
     warnings: list[dict[str, str]] = field(default_factory=list)
     num_changed: int = 0
+    num_updated: int = 0
     num_removed: int = 0
     removed: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
@@ -103,6 +105,8 @@ def encode_corpus(
     Files are resampled to the codec's rate and mixed to its channels. A file that can't be read is reported and left
     out; the others are encoded all the same. Codes don't depend on the batch that a file happens to be in, and
     neither they nor the shards on the number of processes, or on how often they died: the same call again goes on.
+    (Byte for byte on like processors with as many torch threads per process. Others round otherwise, and where two
+    codebook entries are equally near within that rounding, either may be taken.)
 
     Args:
         codec: Encodes; on whichever device it is.
@@ -163,6 +167,7 @@ def encode_corpus(
         report = EncodeReport(
             num_skipped=int(examined.elsewhere.sum()) if rank == 0 else 0,
             num_changed=len(examined.changed),
+            num_updated=len(examined.updated),
             num_removed=len(examined.removed),
             removed=examined.removed[:MAX_LISTED],
             held=examined.held,

@@ -5,15 +5,13 @@ read and decode (threads) → batches (a thread) → resample, mix, encode (the 
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,23 +19,34 @@ from torch import Tensor
 from codec import audio
 from codec.audio import StreamResampler, threads
 from codec.encode.check import Check, Checker, is_checked
-from codec.encode.items import Item
+from codec.encode.items import Item, guessed_seconds
+from codec.encode.queues import Prefetched, Writer
 from codec.encode.reading import Entry, ItemReader, failure, fetch, named, row_keys
 from codec.encode.settings import EncodeSettings
 from codec.encode.sink import Sink
-from codec.errors import CodecError, InputError, TokenFileError
+from codec.errors import InputError, TokenFileError
 from codec.model import Codec
 
-T = TypeVar("T")
-
 READ_AHEAD = 16
-"""Items that are read and decoded before their turn, per stage; as many again where they come over the network."""
+"""Items, at least, that are read and decoded before their turn; as many again where they come over the network."""
+
+READ_AHEAD_SECONDS = 300
+"""Audio, roughly, up to which more items are read ahead: the threads go on while batches are encoded."""
+
+MOST_AHEAD = 256
+"""Items that are read ahead at most."""
 
 IO_THREADS = 16
 """Files fetched at once over the network."""
 
-POOL_BATCHES = 4
-"""Audio, in batches, among which items of like length are looked for."""
+POOL_BATCHES = 8
+"""Audio, in multiples of `batch_seconds`, among which items of like length are looked for."""
+
+CPU_BATCH_SECONDS = 16.0
+"""Most audio per batch on a CPU, where larger ones gain nothing and their rows would differ more in length."""
+
+
+_WRITTEN_AT_ONCE = 32
 
 
 @dataclass
@@ -85,9 +94,13 @@ class _Batch:
     lengths: Tensor
 
 
+def _by_length(entry: Entry) -> tuple[int, int]:
+    return entry.num_samples, entry.number
+
+
 def compose(pool: list[Entry], max_samples: int) -> list[Entry]:
     """The entry that waits longest, and those of like length that fit into its batch; they leave the pool."""
-    pool.sort(key=lambda entry: (entry.num_samples, entry.number))
+    pool.sort(key=_by_length)
     low = high = min(range(len(pool)), key=lambda at: pool[at].number)
     rows = pool[low].num_rows
     while low and pool[high].num_samples * (rows + pool[low - 1].num_rows) <= max_samples:
@@ -99,6 +112,20 @@ def compose(pool: list[Entry], max_samples: int) -> list[Entry]:
     chosen = pool[low : high + 1]
     del pool[low : high + 1]
     return chosen
+
+
+def compose_all(pool: list[Entry], max_samples: int) -> Iterator[list[Entry]]:
+    """All entries of the pool, which is emptied: the shortest together, then the next."""
+    entries = sorted(pool, key=_by_length)
+    pool.clear()
+    first, rows = 0, 0
+    for at, entry in enumerate(entries):
+        if rows and entry.num_samples * (rows + entry.num_rows) > max_samples:
+            yield entries[first:at]
+            first, rows = at, 0
+        rows += entry.num_rows
+    if rows:
+        yield entries[first:]
 
 
 class Pipeline:
@@ -121,7 +148,8 @@ class Pipeline:
         self._codec, self._settings, self._sink = codec, settings, sink
         self._spec = codec.spec
         self._on_device = codec.device.type != "cpu"
-        self._reader = ItemReader(codec.spec, settings, resample_here=not self._on_device)
+        self._streams = codec.spec.encode_context is not None or codec.streams_encoding
+        self._reader = ItemReader(codec.spec, settings, resample_here=not self._on_device, streams=self._streams)
         self._on_progress = on_progress
         self._checker = Checker(codec) if settings.check else None
         self.result = PartResult()
@@ -133,10 +161,10 @@ class Pipeline:
 
     def run(self, units: Iterable[Unit]) -> PartResult:
         """Encodes the units; closes the sink, or abandons it on an error."""
-        writer = _Writer()
+        writer = Writer()
         self._writer = writer
         seconds = self.result.stage_seconds
-        messages = _Prefetched(self._messages(units), 2)
+        messages = Prefetched(self._messages(units), 2)
         try:
             while True:
                 started = time.perf_counter()
@@ -191,11 +219,14 @@ class Pipeline:
 
     def _entries(self, units: Iterable[Unit]) -> Iterator[tuple[bool, Entry]]:
         """All items in order: whether a unit begins, and the item decoded."""
-        window: deque[tuple[bool, Future[Entry] | Entry]] = deque()
+        window: deque[tuple[bool, Future[Entry] | Entry, float]] = deque()
         ahead = max(READ_AHEAD, 4 * self._settings.num_threads)
+        seconds = 0.0
 
         def ready() -> tuple[bool, Entry]:
-            first, entry = window.popleft()
+            nonlocal seconds
+            first, entry, length = window.popleft()
+            seconds -= length
             return first, entry.result() if isinstance(entry, Future) else entry
 
         try:
@@ -205,37 +236,42 @@ class Pipeline:
                     if stored >= 0:
                         entry = Entry(item, unit.first + at, row_keys(item.key, rows), stored, stored=True)
                         entry.long = stored > self._settings.long_seconds * self._spec.sample_rate
-                        entry.long &= self._spec.encode_context is not None
-                        window.append((at == 0, entry))
+                        entry.long &= self._streams
+                        window.append((at == 0, entry, 0.0))
                     else:
-                        window.append((at == 0, self._submit(item, unit.first + at)))
-                    if len(window) > (2 * ahead if "://" in item.path else ahead):
+                        length = guessed_seconds(item)
+                        window.append((at == 0, self._submit(item, unit.first + at), length))
+                        seconds += length
+                    least = 2 * ahead if "://" in item.path else ahead
+                    while len(window) > least and (seconds > READ_AHEAD_SECONDS or len(window) > MOST_AHEAD):
                         yield ready()
             while window:
                 yield ready()
         finally:
-            for _, entry_or_future in window:
+            for _, entry_or_future, _ in window:
                 if isinstance(entry_or_future, Future):
                     entry_or_future.cancel()
 
     def _messages(self, units: Iterable[Unit]) -> Iterator[Entry | _Batch | list[Entry]]:
         """Failed and long items by themselves, the others in batches, those that are stored as lists."""
-        max_samples = int(self._settings.batch_seconds * self._spec.sample_rate)
+        rate, seconds = self._spec.sample_rate, self._settings.batch_seconds
+        max_samples = int((seconds if self._on_device else min(seconds, CPU_BATCH_SECONDS)) * rate)
+        max_pool, pooled = int(POOL_BATCHES * seconds * rate), 0
         pool: list[Entry] = []
         for begins, entry in self._entries(units):
             if begins or (entry.long and not entry.stored):
-                yield from self._emptied(pool, max_samples)
+                yield from map(self._batch, compose_all(pool, max_samples))
+                pooled = 0
             if entry.error is not None or entry.long:
                 yield entry
                 continue
             pool.append(entry)
-            while sum(other.num_samples * other.num_rows for other in pool) > POOL_BATCHES * max_samples:
-                yield self._batch(compose(pool, max_samples))
-        yield from self._emptied(pool, max_samples)
-
-    def _emptied(self, pool: list[Entry], max_samples: int) -> Iterator[_Batch | list[Entry]]:
-        while pool:
-            yield self._batch(compose(pool, max_samples))
+            pooled += entry.num_samples * entry.num_rows
+            while pooled > max_pool:
+                chosen = compose(pool, max_samples)
+                pooled -= sum(other.num_samples * other.num_rows for other in chosen)
+                yield self._batch(chosen)
+        yield from map(self._batch, compose_all(pool, max_samples))
 
     def _batch(self, entries: list[Entry]) -> _Batch | list[Entry]:
         if all(entry.stored for entry in entries):
@@ -371,7 +407,7 @@ class Pipeline:
         stream = self._codec.stream_encoder(n_quantizers=self._settings.n_quantizers)
         resampler: StreamResampler | None = None
         wave = torch.zeros(0)
-        pieces = _Prefetched(self._reader.pieces(entry, row), 2)
+        pieces = Prefetched(self._reader.pieces(entry, row), 2)
         seconds, done = 0.0, 0
         waited = self.result.stage_seconds
         try:
@@ -414,15 +450,29 @@ class Pipeline:
         """Takes what is done with, and hands on what is next in order."""
         for entry in entries:
             self._order[entry.number] = entry
+        ready: list[Entry] = []
         while self._next in self._order:
             entry = self._order.pop(self._next)
             if self._next in self._unit_starts:
+                ready = self._put(ready)
                 begun = self._unit_starts.pop(self._next)
                 self._writer.put(lambda begun=begun: self._sink.begin_unit(begun=begun))  # type: ignore[misc]
             self._next += 1
-            self._hand_on(entry)
+            if entry.error is not None and self._settings.strict:
+                ready = self._put(ready)  # what comes before it is kept
+            if self._is_to_write(entry):
+                ready.append(entry)
+            if len(ready) >= _WRITTEN_AT_ONCE:
+                ready = self._put(ready)
+        self._put(ready)
 
-    def _hand_on(self, entry: Entry) -> None:
+    def _put(self, entries: list[Entry]) -> list[Entry]:
+        """Has entries written; none are left."""
+        if entries:
+            self._writer.put(lambda: self._write(entries))
+        return []
+
+    def _is_to_write(self, entry: Entry) -> bool:
         result = self.result
         result.stage_seconds["decode threads"] += entry.wall_seconds
         result.stage_seconds["decode threads' cpu"] += entry.cpu_seconds
@@ -433,24 +483,25 @@ class Pipeline:
             self._fail(entry)
             if self._settings.strict:
                 raise entry.error
-        elif not entry.finished:
-            self._writer.put(lambda: self._write(entry))
+        return not entry.stored and entry.error is None and not entry.finished
 
     def _fail(self, entry: Entry) -> None:
         assert entry.error is not None
         self.result.failures.append(failure(entry.item, entry.error))
         self.result.num_done += 1
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entries: list[Entry]) -> None:
         """In the writer's thread."""
-        try:
-            self._written(entry, self._sink.add(entry))
-        except InputError as error:
-            entry.error = named(error, entry.item)
-            self._fail(entry)
-            if self._settings.strict:
-                raise entry.error from error
-        entry.codes = []
+        self._sink.announce(entries)
+        for entry in entries:
+            try:
+                self._written(entry, self._sink.add(entry))
+            except InputError as error:
+                entry.error = named(error, entry.item)
+                self._fail(entry)
+                if self._settings.strict:
+                    raise entry.error from error
+            entry.codes = []
 
     def _written(self, entry: Entry, num_rows: int) -> None:
         result = self.result
@@ -461,107 +512,3 @@ class Pipeline:
         for text in entry.warnings:
             result.warnings.append({"key": entry.item.key, "path": entry.item.path, "warning": text})
         entry.finished = True
-
-
-class _Prefetched:
-    """An iterator run in a thread of its own, a few elements ahead."""
-
-    def __init__(self, iterator: Iterator[Any], depth: int) -> None:
-        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-        self._stop = threading.Event()
-        self._iterator = iterator
-        self._thread = threading.Thread(target=self._work, name="codec-ahead", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            for element in self._iterator:
-                if not self._put((element, None)):
-                    break
-            self._put((None, None))
-        except BaseException as error:  # whoever takes must get it
-            self._put((None, error))
-        finally:
-            close = getattr(self._iterator, "close", None)
-            if close is not None:
-                close()
-
-    def _put(self, element: tuple[Any, BaseException | None]) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(element, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def take(self) -> Any:
-        """The next element; None at the end."""
-        element, error = self._queue.get()
-        if error is not None:
-            raise error
-        return element
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stop.set()
-        self._thread.join(timeout=60)
-
-
-class _Writer:
-    """Runs what it is given in a thread of its own, in order, a few jobs behind."""
-
-    _DEPTH = 256
-
-    def __init__(self) -> None:
-        self._queue: queue.Queue[Callable[[], Any] | None] = queue.Queue(self._DEPTH)
-        self._error: BaseException | None = None
-        self.waited = 0.0
-        self._thread = threading.Thread(target=self._work, name="codec-write", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if self._error is None:
-                try:
-                    job()
-                except BaseException as error:  # whoever puts must get it
-                    self._error = error
-
-    def put(self, job: Callable[[], Any]) -> None:
-        """Has a job done; raises what an earlier one raised."""
-        if self._error is not None:
-            raise self._error
-        started = time.perf_counter()
-        self._queue.put(job)
-        self.waited += time.perf_counter() - started
-
-    def ask(self, job: Callable[[], T]) -> T:
-        """Has a job done, and waits for what it returns or raises: that isn't the writer's failure."""
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(job())
-            except CodecError as error:
-                answer.set_exception(error)
-            except BaseException as error:
-                answer.set_exception(error)
-                raise
-
-        self.put(run)
-        while True:
-            try:
-                return answer.result(timeout=0.2)
-            except TimeoutError:
-                if self._error is not None:
-                    raise self._error from None
-
-    def finish(self, *, quietly: bool = False) -> None:
-        """Waits for all jobs; raises what one of them raised."""
-        started = time.perf_counter()
-        self._queue.put(None)
-        self._thread.join()
-        self.waited += time.perf_counter() - started
-        if self._error is not None and not quietly:
-            raise self._error

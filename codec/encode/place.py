@@ -16,7 +16,8 @@ from codec.errors import InputError, TokenFileError
 from codec.tokens.files import SUFFIX, UNFINISHED
 
 SOURCES_SUFFIX = ".sources.jsonl"
-"""`SHARD.sources.jsonl`: of each item [key, bytes, mtime_ns, rows, span, digest], as JSON lines."""
+"""`SHARD.sources.jsonl`: JSON lines, of each item [key, bytes, mtime_ns, rows, span, digest, digest of its metadata]
+without the nulls at its end."""
 
 LOCK_SECONDS = 600
 

@@ -8,13 +8,13 @@ on any number of processes, and after any number of deaths.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from codec.encode.items import Item
+from codec.encode.items import Item, guessed_seconds
 from codec.encode.pipeline import Unit
 from codec.encode.settings import EncodeSettings
 from codec.encode.state import Examined
@@ -23,17 +23,13 @@ from codec.spec import CodecSpec
 UNIT_ITEMS = 256
 """Most items in a unit."""
 
-UNITS = 16
-"""Units that even a small corpus is cut into, if it has as many items."""
+UNIT_SECONDS = 600
+"""Audio, roughly, from which on a unit is closed."""
 
 PART_SECONDS = 3600
 """Audio, roughly, from which on a part isn't made larger until there are `MAX_SMALL_PARTS`."""
 
 MAX_SMALL_PARTS = 64
-
-# Bytes per second, roughly: what a file's size says of its length before it is opened.
-_RATES = {".wav": 48000, ".wave": 48000, ".aif": 88200, ".aiff": 88200, ".flac": 40000}
-_OTHER_RATE = 12000
 
 
 @dataclass
@@ -81,14 +77,6 @@ def corpus_hash(keys: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def guessed_seconds(item: Item) -> float:
-    """A rough guess at an item's length from its size and its name."""
-    if item.start is not None and item.stop is not None:
-        return float(item.stop - item.start)
-    rate = _RATES.get(os.path.splitext(item.path if item.member is None else item.key)[1].lower(), _OTHER_RATE)
-    return max(0.1, item.num_bytes / rate)
-
-
 def make_plan(
     items: Sequence[Item], examined: Examined, name: str | None, spec: CodecSpec, settings: EncodeSettings
 ) -> list[Part]:
@@ -104,18 +92,15 @@ def make_plan(
     numbers = [i for i in range(len(items)) if not examined.elsewhere[i]]
     if not numbers:
         return []
-    size = min(UNIT_ITEMS, max(1, -(-len(numbers) // UNITS)))
-    cuts = list(range(0, len(numbers), size))
+    shard_seconds = settings.shard_bytes / _bytes_per_second(spec, settings)
+    limit = min(UNIT_SECONDS, shard_seconds) if settings.shard_bytes else UNIT_SECONDS
+    cuts, lengths = _unit_cuts([guessed_seconds(items[i]) for i in numbers], limit)
     units = []
-    for first in cuts:
-        members = numbers[first : first + size]
+    for first, stop in pairwise([*cuts, len(numbers)]):
+        members = numbers[first:stop]
         stored, rows = examined.stored[members].tolist(), examined.rows[members].tolist()
         units.append(Unit(0, [items[i] for i in members], stored, rows))
-    if name is not None:
-        counts = [len(units)]
-    else:
-        seconds = np.array([sum(map(guessed_seconds, unit.items)) for unit in units])
-        counts = _part_sizes(seconds, spec, settings)
+    counts = [len(units)] if name is not None else _part_sizes(np.array(lengths), shard_seconds)
     parts: list[Part] = []
     digest = examined.plan
     at = 0
@@ -130,16 +115,29 @@ def make_plan(
     return parts
 
 
-def _part_sizes(
-    seconds: np.ndarray[tuple[int], np.dtype[np.float64]], spec: CodecSpec, settings: EncodeSettings
-) -> list[int]:
-    """Units per part: parts of about the same duration, none empty."""
+def _bytes_per_second(spec: CodecSpec, settings: EncodeSettings) -> float:
+    """What a second of audio takes in the store."""
     quantizers = settings.n_quantizers or spec.n_quantizers
-    bytes_per_second = float(spec.bitrate_bps) * quantizers / spec.n_quantizers / 8
+    return float(spec.bitrate_bps) * quantizers / spec.n_quantizers / 8
+
+
+def _unit_cuts(seconds: Sequence[float], limit: float) -> tuple[list[int], list[float]]:
+    """Where units begin, and the audio in each, for items of these lengths."""
+    cuts, lengths = [0], [0.0]
+    for at, length in enumerate(seconds):
+        if at - cuts[-1] >= UNIT_ITEMS or (at > cuts[-1] and lengths[-1] + length > limit):
+            cuts.append(at)
+            lengths.append(0.0)
+        lengths[-1] += length
+    return cuts, lengths
+
+
+def _part_sizes(seconds: np.ndarray[tuple[int], np.dtype[np.float64]], shard_seconds: float) -> list[int]:
+    """Units per part: parts of about the same duration, none empty; of no limited shards with 0 seconds in each."""
     total = float(seconds.sum())
     wanted = max(1, min(MAX_SMALL_PARTS, round(total / PART_SECONDS)))
-    if settings.shard_bytes:
-        wanted = max(wanted, int(total * bytes_per_second / settings.shard_bytes))
+    if shard_seconds:
+        wanted = max(wanted, int(total / shard_seconds))
     wanted = min(wanted, len(seconds))
     middles = np.cumsum(seconds) - seconds / 2
     bounds = np.searchsorted(middles, np.arange(1, wanted) * total / wanted).tolist()

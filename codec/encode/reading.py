@@ -120,10 +120,12 @@ class ItemReader:
         spec: The codec.
         settings: How items become codes.
         resample_here: Resample to the codec's rate; otherwise short items come at their own, for the device to do.
+        streams: Whether the codec encodes in pieces what is long; otherwise all is read whole.
     """
 
-    def __init__(self, spec: CodecSpec, settings: EncodeSettings, *, resample_here: bool) -> None:
-        self._spec, self._settings, self._resample_here = spec, settings, resample_here
+    def __init__(self, spec: CodecSpec, settings: EncodeSettings, *, resample_here: bool, streams: bool) -> None:
+        self._spec, self._settings = spec, settings
+        self._resample_here, self._streams = resample_here, streams
 
     def read(self, item: Item, number: int, source: AudioSource | None = None) -> Entry:
         """The item, decoded if it is short. Whatever goes wrong is in the entry: it is that item's failure."""
@@ -153,7 +155,7 @@ class ItemReader:
         entry.keys = row_keys(item.key, info.channels if split else 1)
         entry.gains = [None] * entry.num_rows
         # What can only be encoded whole is read whole, whatever its length.
-        if entry.num_samples > settings.long_seconds * spec.sample_rate and spec.encode_context is not None:
+        if self._streams and entry.num_samples > settings.long_seconds * spec.sample_rate:
             entry.long = True
             return
         if entry.excerpt is None:

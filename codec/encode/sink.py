@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -67,35 +68,26 @@ class Sink:
             self._writer = TokenWriter(path, self._spec, n_quantizers=self._settings.n_quantizers, resume=True)
             lines = Path(f"{path}{SOURCES_SUFFIX}")
             new = not lines.exists() or lines.stat().st_size == 0
-            try:
-                self._lines = os.open(lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError as error:
-                raise TokenFileError(f"{lines}: can't be written ({error.strerror}); check the folder") from error
+            self._lines = _open_lines(lines)
             if new:
                 self._write_lines([self._settings.lasting()])
-            elif not ends_line(lines):
-                os.write(self._lines, b"\n")  # a writer died within its last line
         return self._writer
 
     def _write_lines(self, lines: Iterable[Any]) -> None:
         assert self._lines is not None
-        text = "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
-        try:
-            os.write(self._lines, text.encode())
-        except OSError as error:
-            raise TokenFileError(
-                f"{self.path}{SOURCES_SUFFIX}: can't be written ({error.strerror}); make room"
-            ) from error
+        _write_lines(self._lines, f"{self.path}{SOURCES_SUFFIX}", lines)
 
     def _state(self, entry: Entry) -> list[Any]:
         return source_line(entry.item, entry.num_rows, entry.digest)
 
-    def add(self, entry: Entry) -> int:
-        """Writes an item whose codes are there; the rows that weren't in the shard."""
+    def announce(self, entries: Iterable[Entry]) -> None:
+        """Writes the sources' lines of items that are about to be added."""
         writer = self._open()
-        if all(key in writer for key in entry.keys):
-            return 0
-        self._write_lines([self._state(entry)])
+        self._write_lines(self._state(entry) for entry in entries if not all(key in writer for key in entry.keys))
+
+    def add(self, entry: Entry) -> int:
+        """Writes an item that was announced and whose codes are there; the rows that weren't in the shard."""
+        writer = self._open()
         written = 0
         for row, (key, codes, gain) in enumerate(zip(entry.keys, entry.codes, entry.gains, strict=True)):
             if key not in writer:
@@ -156,16 +148,46 @@ class Sink:
             self._lines = None
 
 
-def ends_line(path: Path) -> bool:
-    """Whether the file ends with a line break."""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def append_lines(path: Path, lines: Iterable[Any]) -> None:
+    """Adds lines to a list of sources."""
+    descriptor = _open_lines(path)
+    try:
+        _write_lines(descriptor, str(path), lines)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lines(path: Path) -> int:
+    """A list of sources, to be added to; ends the last line if its writer died within it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
+    except OSError as error:
+        raise TokenFileError(f"{path}: can't be written ({error.strerror}); check the folder") from error
+    return descriptor
+
+
+def _write_lines(descriptor: int, path: str, lines: Iterable[Any]) -> None:
+    text = "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        raise TokenFileError(f"{path}: can't be written ({error.strerror}); make room") from error
 
 
 def source_line(item: Item, num_rows: int, digest: str | None) -> list[Any]:
     """What is kept of an item's source, without what is unknown at its end."""
-    line = [item.key, item.num_bytes, item.mtime_ns, num_rows, item.span, digest]
+    line = [item.key, item.num_bytes, item.mtime_ns, num_rows, item.span, digest, meta_digest(item.meta)]
     while line[-1] is None:
         line.pop()
     return line
+
+
+def meta_digest(meta: dict[str, Any] | None) -> str | None:
+    """A hash of an item's own metadata; None if it has none."""
+    if not meta:
+        return None
+    text = json.dumps(meta, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()

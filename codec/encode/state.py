@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codec import audio
 from codec.encode.items import Item
-from codec.encode.place import LOCK_SECONDS, Place
-from codec.encode.reading import content_digest
+from codec.encode.place import LOCK_SECONDS, SOURCES_SUFFIX, Place
+from codec.encode.reading import Entry, content_digest, fetch, item_meta, row_keys
 from codec.encode.settings import EncodeSettings
+from codec.encode.sink import append_lines, meta_digest
 from codec.errors import InputError, TokenFileError
 from codec.spec import CodecSpec
 from codec.tokens import TokenStore, TokenWriter
@@ -25,7 +27,7 @@ from codec.tokens.files import SUFFIX, UNFINISHED, LocalFile
 from codec.tokens.layout import Header, codec_differences, encode_header, header_bytes, parse_header
 from codec.tokens.records import whole_records
 
-_UNKNOWN, _SAME, _CHANGED = 0, 1, 2
+_UNKNOWN, _SAME, _CHANGED, _OTHER_META = 0, 1, 2, 3
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Examined:
         rows: int64 `[items]`: rows of each item that is there (more than one where channels were split); 1 of others.
         elsewhere: bool `[items]`: whether it is in a shard of an earlier plan.
         changed: Items that were there and whose source has changed since: taken out, to be encoded again.
+        updated: Items whose metadata alone has changed: written anew, with the codes that they had.
         removed: Keys that are there and no longer among the items.
         held: Keys whose source has changed in a shard that another process is writing.
         plan: The plan's hash.
@@ -46,6 +49,7 @@ class Examined:
     rows: NDArray[np.int64]
     elsewhere: NDArray[np.bool_]
     changed: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     plan: str = ""
@@ -64,6 +68,7 @@ class _Survey:
         self.found = np.zeros(count, np.int64)
         self.shard = np.full(count, -1, np.int64)
         self.removed: list[str] = []
+        self.lines: dict[int, list[Any]] = {}
 
     def read_sources(self, shard: int, path: str, text: str) -> None:
         """Takes the list of sources of a shard whose keys were taken; a later line of an item counts."""
@@ -80,6 +85,8 @@ class _Survey:
             if number is not None and self.shard[number] == shard:  # else it was taken out of this one
                 self.state[number] = self._compare(self.items[number], row)
                 self.rows[number] = row[3]
+                if self.state[number] == _OTHER_META:
+                    self.lines[number] = row
 
     def _check_settings(self, path: str, then: dict[str, Any]) -> None:
         now = self._settings.lasting()
@@ -91,19 +98,19 @@ class _Survey:
                 )
 
     def _compare(self, item: Item, row: list[Any]) -> int:
-        row = [*row, *[None] * (6 - len(row))]
-        _, num_bytes, mtime_ns, _, span, digest = row
+        _, num_bytes, mtime_ns, _, span, digest, meta = _padded(row)
         if span != item.span:
             return _CHANGED
+        same = _SAME if meta == meta_digest(item.meta) else _OTHER_META
         if self._settings.compare == "content" and digest is not None:
             try:
-                return _SAME if content_digest(item) == digest else _CHANGED
+                return same if content_digest(item) == digest else _CHANGED
             except Exception:  # it can't be read now: encoding it will say so
                 return _CHANGED
         if -1 in (num_bytes, item.num_bytes):
-            return _UNKNOWN
+            return _UNKNOWN if same == _SAME else same
         known = mtime_ns != -1 and item.mtime_ns != -1
-        return _SAME if num_bytes == item.num_bytes and (not known or mtime_ns == item.mtime_ns) else _CHANGED
+        return same if num_bytes == item.num_bytes and (not known or mtime_ns == item.mtime_ns) else _CHANGED
 
     def take(self, shard: int, keys: Iterable[str], samples: Iterable[int]) -> None:
         """Takes a shard's keys and their samples."""
@@ -118,6 +125,10 @@ class _Survey:
             self.found[number] += 1
             self.samples[number] = length
             self.shard[number] = shard
+
+
+def _padded(row: list[Any]) -> list[Any]:
+    return [*row, *[None] * (7 - len(row))][:7]
 
 
 def _line(line: str) -> Any:
@@ -155,15 +166,34 @@ def expected_header(spec: CodecSpec, settings: EncodeSettings) -> Header:
     return Header(spec, quantizers, (1,) * quantizers, len(start))
 
 
-def survey(
+@dataclass
+class _Stale:
+    """What a store's shards hold that isn't right any more.
+
+    Attributes:
+        shards: The shards.
+        changed: int64 `[items]`: number of the shard that an item is to be taken out of; -1 of the others.
+        updated: int64 `[items]`: number of the shard that an item's metadata is to be renewed in; -1 of the others.
+        lines: Of the latter, what the list of sources says of them.
+    """
+
+    shards: list[str]
+    changed: NDArray[np.int64]
+    updated: NDArray[np.int64]
+    lines: dict[int, list[Any]]
+
+
+def _survey(
     place: Place, items: Sequence[Item], spec: CodecSpec, settings: EncodeSettings, plan: str
-) -> tuple[Examined, list[str], NDArray[np.int64]]:
-    """What the store holds, its shards, and of each item the shard that it is to be taken out of (-1: none)."""
+) -> tuple[Examined, _Stale]:
+    """What the store holds, and what of that is to be put right."""
     shards = place.shards()
     seen = _seen(place, shards, items, spec, settings)
     there = seen.found > 0
-    stale = there & (seen.state == _CHANGED)
-    complete = there & ~stale & (seen.found >= seen.rows)
+    whole = seen.found >= seen.rows
+    updated = there & whole & (seen.state == _OTHER_META)
+    changed = there & ((seen.state == _CHANGED) | ((seen.state == _OTHER_META) & ~whole))
+    complete = there & ~changed & whole
     elsewhere = np.zeros(len(items), bool)
     if shards:
         others = np.array([not _of_plan(place, shard, plan) for shard, _ in shards], bool)
@@ -175,7 +205,8 @@ def survey(
         removed=seen.removed,
         plan=plan,
     )
-    return examined, [shard for shard, _ in shards], np.where(stale, seen.shard, -1)
+    of_changed, of_updated = (np.where(which, seen.shard, -1) for which in (changed, updated))
+    return examined, _Stale([shard for shard, _ in shards], of_changed, of_updated, seen.lines)
 
 
 def stored_since(
@@ -218,7 +249,8 @@ def examine(place: Place, items: Sequence[Item], spec: CodecSpec, settings: Enco
     """Looks at what a store holds, finishes what earlier plans left, and takes out what has changed.
 
     A shard can't be changed in place: one with stale items is written anew without them, beside the old one, and
-    renamed over it. The items are then encoded again like new ones.
+    renamed over it. The items are then encoded again like new ones. Where only the metadata is another, the items are
+    written anew with the codes that they have.
 
     Raises:
         InputError: The store was made with other settings.
@@ -229,23 +261,32 @@ def examine(place: Place, items: Sequence[Item], spec: CodecSpec, settings: Enco
             shutil.rmtree(place.rewritten(shard).parent, ignore_errors=True)
             if not finished and not _of_plan(place, shard, plan):
                 _finish(place.path(shard))
-        examined, shards, stale = survey(place, items, spec, settings, plan)
+        examined, stale = _survey(place, items, spec, settings, plan)
         changed: list[str] = []
+        updated: list[str] = []
         held: list[int] = []
-        for number in sorted(set(stale.tolist()) - {-1}):
-            members = np.flatnonzero(stale == number).tolist()
+        for number in sorted({*stale.changed.tolist(), *stale.updated.tolist()} - {-1}):
+            members = np.flatnonzero(stale.changed == number).tolist()
             keys = {items[i].key for i in members}
+            entries = {}
+            for i in np.flatnonzero(stale.updated == number).tolist():
+                entry = _with_header(items[i], int(examined.rows[i]))
+                if entry is None:  # it can't be read now: encoding it will say so
+                    keys.add(items[i].key)
+                    continue
+                entries[items[i].key] = entry, [*_padded(stale.lines[i])[:6], meta_digest(items[i].meta)]
             try:
-                _take_out(place, shards[number], keys, spec, settings)
+                _write_anew(place, stale.shards[number], keys, entries, spec, settings)
             except TokenFileError as error:
                 if not is_held(error):
                     raise
                 held += members
                 continue
             changed += sorted(keys)
-        if changed:
-            examined, _, _ = survey(place, items, spec, settings, plan)
-        examined.changed, examined.held = changed, [items[i].key for i in held]
+            updated += sorted(entries)
+        if changed or updated:
+            examined, _ = _survey(place, items, spec, settings, plan)
+        examined.changed, examined.updated, examined.held = changed, updated, [items[i].key for i in held]
         examined.elsewhere[held] = True  # whoever writes that shard goes on with it
     return examined
 
@@ -289,8 +330,29 @@ def _header_of(path: Path) -> Header:
         file.close()
 
 
-def _take_out(place: Place, shard: str, stale: set[str], spec: CodecSpec, settings: EncodeSettings) -> None:
-    """Writes a shard anew without some items (and their channels)."""
+def _with_header(item: Item, num_rows: int) -> Entry | None:
+    """An item with what its metadata takes from the file; None if that can't be read."""
+    if item.error is not None:
+        return None
+    try:
+        info = audio.audio_info(fetch(item))
+    except Exception:
+        return None
+    entry = Entry(item, 0, row_keys(item.key, num_rows))
+    entry.source_rate, entry.source_channels = info.sample_rate, info.channels
+    return entry
+
+
+def _write_anew(
+    place: Place,
+    shard: str,
+    stale: set[str],
+    updated: dict[str, tuple[Entry, list[Any]]],
+    spec: CodecSpec,
+    settings: EncodeSettings,
+) -> None:
+    """Writes a shard anew without some items (and their channels), and with other metadata of others."""
+    metas = {key: item_meta(entry, row, spec) for entry, _ in updated.values() for row, key in enumerate(entry.keys)}
     place.fetch(shard)
     path, target = place.path(shard), place.rewritten(shard)
     # Opening it takes the lock of one that is unfinished; closing finishes it.
@@ -299,12 +361,17 @@ def _take_out(place: Place, shard: str, stale: set[str], spec: CodecSpec, settin
     with TokenStore(path) as store:
         with TokenWriter(target, spec, n_quantizers=settings.n_quantizers, force=True) as writer:
             for key in store.keys():
-                if key not in stale and key.rpartition("#")[0] not in stale:
+                if key in metas:
+                    info = store.info(key)
+                    writer.add(key, store.read(key), num_samples=info.num_samples, gain=info.gain, meta=metas[key])
+                elif key not in stale and key.rpartition("#")[0] not in stale:
                     writer.copy(store, key)
         empty = len(writer) == 0
     if empty:
         place.remove(shard)
     else:
         os.replace(target, path)
+        if updated:
+            append_lines(Path(f"{path}{SOURCES_SUFFIX}"), [line for _, line in updated.values()])
         place.publish(shard)
     shutil.rmtree(target.parent, ignore_errors=True)

@@ -18,7 +18,8 @@ MAX_DELAY_SECONDS = 0.2
 SILENCE_PEAK = 1e-4
 """Waves that stay below this (−80 dB of full scale) are silence: nothing can be said of their copies."""
 
-_CLEAR_PEAK = 0.3
+# Correlations above which a peak is one.
+_CLEAR_PEAKS = {"waveform": 0.4, "envelope": 0.2}
 _ENVELOPE_SECONDS = 0.001
 
 
@@ -29,8 +30,8 @@ class Delay:
     Attributes:
         samples: Samples by which the copy is late; negative if it is early.
         method: "waveform" (cross-correlation), "envelope" (of codecs that keep no phase: exact to a millisecond),
-            or "none": no clip had a clear peak, and nothing is shifted.
-        num_clips: Clips that had one.
+            or "none": there is no clear peak, and nothing is shifted.
+        num_clips: Clips that were looked at.
     """
 
     samples: int
@@ -39,43 +40,41 @@ class Delay:
 
 
 def find_delay(pairs: Sequence[tuple[Tensor, Tensor]], sample_rate: int) -> Delay:
-    """The constant delay of copies against their originals: the median over the clips that tell.
+    """The constant delay of copies against their originals: where their correlations, averaged over clips, peak.
+
+    A single clip's pitch has peaks of its own a period away; the average over clips has not.
 
     Args:
-        pairs: (original `[C, N]`, copy `[C, M]`) at the same rate.
+        pairs: (original `[C, N]`, copy `[C, M]`) at the same rate; pairs with a silent wave are left out.
         sample_rate: Hz.
     """
-    for method in ("waveform", "envelope"):
-        found = []
-        for original, copy in pairs:
-            if min(float(original.abs().max()), float(copy.abs().max())) < SILENCE_PEAK:
-                continue
-            shift, peak = _peak(original.mean(0).double(), copy.mean(0).double(), sample_rate, method)
-            if peak > _CLEAR_PEAK:
-                found.append(shift)
-        if found and 2 * len(found) >= len(pairs):
-            return Delay(sorted(found)[len(found) // 2], method, len(found))
+    waves = [(original.mean(0).double(), copy.mean(0).double()) for original, copy in pairs]
+    waves = [pair for pair in waves if min(float(wave.abs().max()) for wave in pair) >= SILENCE_PEAK]
+    for method, least in _CLEAR_PEAKS.items():
+        step = max(1, round(_ENVELOPE_SECONDS * sample_rate)) if method == "envelope" else 1
+        limit = math.ceil(MAX_DELAY_SECONDS * sample_rate / step)
+        curves = [_correlation(original, copy, step, limit) for original, copy in waves]
+        if not curves:
+            break
+        mean = torch.stack(curves).mean(0)
+        if method == "waveform":
+            mean = mean.abs()  # an inverted copy is as late as an upright one
+        best = int(mean.argmax())
+        if float(mean[best]) > least:
+            return Delay((best - limit) * step, method, len(curves))
     return Delay(0, "none", 0)
 
 
-def _peak(original: Tensor, copy: Tensor, sample_rate: int, method: str) -> tuple[int, float]:
-    """The shift in samples of the greatest correlation of two waves `[N]`, and that correlation, up to 1."""
-    step = 1
-    if method == "envelope":
-        step = max(1, round(_ENVELOPE_SECONDS * sample_rate))
-        original, copy = (_envelope(wave, step) for wave in (original, copy))
-    limit = math.ceil(MAX_DELAY_SECONDS * sample_rate / step)
+def _correlation(original: Tensor, copy: Tensor, step: int, limit: int) -> Tensor:
+    """Normalised correlation of two waves `[N]`, or of their levels by steps, at shifts −limit … limit."""
+    if step > 1:
+        original, copy = _envelope(original, step), _envelope(copy, step)
     size = 1 << (original.shape[0] + copy.shape[0] + limit - 1).bit_length()
     product = torch.fft.rfft(copy, size) * torch.fft.rfft(original, size).conj()
     correlation = torch.fft.irfft(product, size)
-    norm = float(original.norm() * copy.norm())
-    if norm == 0:
-        return 0, 0.0
     near = torch.cat([correlation[-limit:], correlation[: limit + 1]])
-    if method == "waveform":
-        near = near.abs()  # an inverted copy is as late as an upright one
-    best = int(near.argmax())
-    return (best - limit) * step, float(near[best]) / norm
+    norm: Tensor = (original.norm() * copy.norm()).clamp(min=1e-12)
+    return near / norm
 
 
 def _envelope(wave: Tensor, step: int) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -190,7 +192,8 @@ def measure(clip: Clip, names: Iterable[str], *, is_original: bool = False) -> t
         try:
             if float(clip.original.abs().max()) < SILENCE_PEAK:
                 raise Undefined("the original is silent")
-            found = _FAMILIES[family](clip, members)
+            with contextlib.redirect_stdout(sys.stderr):  # some packages print; stdout is the caller's
+                found = _FAMILIES[family](clip, members)
         except Undefined as error:
             reasons |= dict.fromkeys(members, str(error))
             continue
@@ -273,6 +276,8 @@ def _visqol_api(mode: str) -> Any:
 def _visqol(clip: Clip, names: list[str], *, mode: str, rate: int) -> Found:
     _need(clip, _MOS_SECONDS)
     original, copy = _mono(clip, rate)
+    if float(np.abs(copy).max()) < SILENCE_PEAK:
+        raise Undefined("the copy is silent")
     return {f"visqol_{mode}": float(_visqol_api(mode).measure_from_arrays(original, copy, rate).moslqo)}
 
 

@@ -108,6 +108,12 @@ def _head(evaluation: Evaluation, title: str) -> str:
         '<a href="#rates">Rates</a><a href="#summary-title">Summary</a><a href="#listen">Listen</a>',
         '<a href="#details">Details</a></nav></header>',
     ]
+    if "store" in settings:
+        left_out = settings["store_items_without_file"] + settings["store_items_too_long"]
+        kbps = f"{settings['store_bitrate_bps'] / 1000:.2f} kbps on disk"
+        text = f"{settings['store']}: {settings['store_items']} items, {kbps}"
+        text += f"; {left_out} couldn't be in the sample: no original, or too long" if left_out else ""
+        parts.append(f'<p class="soft">{_text(text)}.</p>')
     if settings["metrics_missing"]:
         names = ", ".join(settings["metrics_missing"])
         parts.append(

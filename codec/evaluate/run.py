@@ -65,7 +65,7 @@ def evaluate(
     level: Literal["kept", "matched"] = "kept",
     texts: Mapping[str, str] | None = None,
     device: str = "cpu",
-    workers: int | None = None,
+    workers: int | None = 0,
     force: bool = False,
     on_progress: Progress | None = None,
 ) -> Evaluation:
@@ -90,7 +90,8 @@ def evaluate(
         texts: key → the words that are spoken, for the word error rate; without them the words recognised in the
             original are what counts.
         device: Where the codecs run.
-        workers: Processes; by default one per core. 0: this one.
+        workers: Processes; None takes one per core, 0 this one. With processes, a crash in a package's native code
+            takes only its clip with it; a script that asks for them needs `if __name__ == "__main__":`.
         force: Begin anew.
         on_progress: Called after each clip of each coder with (done, in all, audio seconds so far).
 
@@ -144,7 +145,7 @@ def compare_store(
     max_seconds: float = 10.0,
     level: Literal["kept", "matched"] = "kept",
     device: str = "cpu",
-    workers: int | None = None,
+    workers: int | None = 0,
     force: bool = False,
     on_progress: Progress | None = None,
 ) -> Evaluation:
@@ -222,10 +223,10 @@ def spread(found: Sequence[Any], most: int | None) -> list[Any]:
 
 def _make_labels_unique(coders: Sequence[CodecCoder]) -> None:
     """Two checkpoints of one name are told apart by their weights."""
-    labels = [coder.label for coder in coders]
-    for coder in coders:
-        if labels.count(coder.label) > 1:
-            coder.label = f"{coder.label} {coder.spec.weights_hash[:6]}"
+    named = [(coder, coder.label, coder.spec.weights_hash) for coder in coders]
+    for coder, label, weights in named:
+        if any(label == other and weights != others for _, other, others in named):
+            coder.label = f"{label} ({weights[:6]})"
     labels = [condition.label for coder in coders for condition in coder.conditions]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)

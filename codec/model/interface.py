@@ -39,6 +39,10 @@ class Codec(ABC):
     """Of a codec whose decode context is unbounded: frames around an excerpt after which what is left of the
     difference to the whole is small."""
 
+    streams_encoding: bool = False
+    """Of a codec whose encode context is unbounded: whether its `stream_encoder` carries the state along and so gives
+    what `encode` gives."""
+
     records_graphs: bool = False
     """Whether `decode_static` looks at no value, so that a CUDA graph can record it."""
 

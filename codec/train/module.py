@@ -121,7 +121,10 @@ class CodecTraining(L.LightningModule):
                 logged |= {"train/perplexity_first": perplexity[0], "train/perplexity_last": perplexity[-1]}
             logged |= {"train/gradient_norm": norm, "train/replaced": batch["replaced"].float()}
             logged["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
-            self.log_dict({**logged, "step": float(self.global_step)})
+            # Not by Lightning, which counts from where a run was resumed and then writes at other steps.
+            for logger in self.loggers:
+                logger.log_metrics({name: float(value) for name, value in logged.items()}, self.global_step)
+                logger.save()
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return loss.detach()
 

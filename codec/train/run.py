@@ -142,7 +142,6 @@ def make_trainer(config: TrainConfig, **options: Any) -> L.Trainer:
             val_check_interval=config.run.valid_every,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
-            log_every_n_steps=config.run.log_every,
             enable_model_summary=False,
             **options,
         )
