@@ -1,12 +1,13 @@
 """Encoding corpora: pieces, splits, deaths, changed inputs, odd files."""
 
+import copy
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -675,34 +676,31 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, lookahead_codec, 
     assert (tmp_path / "s.ctok").read_bytes() == (tmp_path / "t.ctok").read_bytes()
 
 
+class DieOnce:
+    """A hook that kills the first process to come to its second batch."""
+
+    def __init__(self, marker):
+        self.marker = marker
+        self.calls = 0
+
+    def __call__(self, module, inputs):
+        self.calls += 1
+        if self.calls == 2:
+            with suppress(FileExistsError):
+                self.marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_killed_worker_is_an_error_that_can_be_gone_on_from(
     tmp_path, corpus, one_process, lookahead_codec, monkeypatch
 ):
-    import threading
-
     monkeypatch.setattr("codec.encode.processes.usable_cores", lambda: 2)
-
-    stop = threading.Event()
-
-    def kill_one():
-        while not stop.is_set():
-            for line in subprocess.run(
-                ["ps", "-o", "pid=,command=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False
-            ).stdout.splitlines():
-                if "spawn_main" in line and list((tmp_path / "s").glob("*" + UNFINISHED)):
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
-                    return
-            time.sleep(0.005)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
+    mortal = copy.deepcopy(lookahead_codec)
+    mortal.encoder.register_forward_pre_hook(DieOnce(tmp_path / "died"))
     options = {"shard_bytes": SHARD, "batch_seconds": 5}
-    try:
-        with pytest.raises(TokenFileError, match="the same command goes on"):
-            encode_corpus(lookahead_codec, [corpus], tmp_path / "s", workers=2, **options)
-    finally:
-        stop.set()
-        killer.join()
+    with pytest.raises(TokenFileError, match="the same command goes on"):
+        encode_corpus(mortal, [corpus], tmp_path / "s", workers=2, **options)
+    assert len(list((tmp_path / "s").glob("*.ctok"))) < len(shards(one_process))
     encode_corpus(lookahead_codec, [corpus], tmp_path / "s", **options)
     assert shards(tmp_path / "s") == shards(one_process)
 
