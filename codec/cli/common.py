@@ -43,14 +43,20 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a G
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without a progress bar.")]
 
 
-def load(name: str, device: str) -> Any:
-    """Loads a codec; a device that can't be used is an `InputError`."""
+def device_of(name: str) -> str:
+    """The device that `--device` names; "auto" is a GPU if there is one."""
+    if name != "auto":
+        return name
     import torch
 
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load(name: str, device: str) -> Any:
+    """Loads a codec; a device that can't be used is an `InputError`."""
     from codec.loading import load_codec
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(device)
     try:
         return load_codec(name, device=device)
     except (RuntimeError, AssertionError) as error:  # torch's own word for a device that isn't there

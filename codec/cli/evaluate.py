@@ -9,17 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from codec.cli.common import (
-    SOME_FAILED,
-    AsJson,
-    Device,
-    Force,
-    Store,
-    app,
-    errors,
-    out,
-    progress_bar,
-)
+from codec.cli.common import SOME_FAILED, AsJson, Device, Force, Store, app, device_of, errors, out, progress_bar
 from codec.errors import InputError
 
 
@@ -90,7 +80,7 @@ def evaluate(
             max_files=files,
             level=level.value,
             texts=None if texts is None else _read_texts(texts),
-            device=_device(device),
+            device=device_of(device),
             workers=workers,
             force=force,
             on_progress=update,
@@ -131,7 +121,7 @@ def compare(
             sample_rate=sample_rate,
             max_seconds=seconds,
             level=level.value,
-            device=_device(device),
+            device=device_of(device),
             workers=workers,
             force=force,
             on_progress=update,
@@ -203,14 +193,6 @@ def _print_table(evaluation: Any) -> None:
 
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _read_texts(path: Path) -> dict[str, str]:

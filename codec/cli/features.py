@@ -15,6 +15,7 @@ from codec.cli.common import (
     Device,
     Force,
     app,
+    device_of,
     duration,
     errors,
     load,
@@ -45,12 +46,9 @@ def features(
     as_json: AsJson = False,
 ) -> None:
     """Compute mel spectrograms of audio files or of a token store: one float32 array [M, F] per item."""
-    import torch
-
     from codec.extract import extract_features, token_store
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(device)
     store = token_store(inputs)
     kind = "files" if store is None else "items"
     with progress_bar("features", kind, hidden=as_json) as update:
