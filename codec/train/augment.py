@@ -78,7 +78,7 @@ def augmentations(config: AugmentConfig, *, denoise: bool = False) -> dict[str, 
 
 
 def augment(batch: Mapping[str, Any], num_samples: int, sample_rate: int) -> Augmented:
-    """Applies the batch's named values.
+    """Applies the batch's named values, each to the rows that it is on for.
 
     Args:
         batch: `x` `[B, C, N']`, the values of `augmentations` that are switched on, `[B]` each, and `noise`
@@ -87,13 +87,14 @@ def augment(batch: Mapping[str, Any], num_samples: int, sample_rate: int) -> Aug
         sample_rate: Hz.
     """
     wave: Tensor = batch["x"]
-    if "speed_on" in batch:
-        speed = torch.where(batch["speed_on"] > 0, batch["speed"], 1.0)
-        wave = change_speed(wave, speed, num_samples)
+    if "speed_on" in batch and (rows := batch["speed_on"] > 0).any():
+        faster = change_speed(wave[rows], batch["speed"][rows], num_samples)
+        wave = _with_rows(wave[..., :num_samples], rows, faster)
     wave = wave[..., :num_samples]
-    if "room_on" in batch:
-        response = room(batch["room_seconds"], batch["room_level"], batch["room_draw"], num_samples, sample_rate)
-        wave = torch.where(_column(batch["room_on"]) > 0, convolve(wave, response[:, None]), wave)
+    if "room_on" in batch and (rows := batch["room_on"] > 0).any():
+        seconds, level, draw = (batch[f"room_{name}"][rows] for name in ("seconds", "level", "draw"))
+        response = room(seconds, level, draw, num_samples, sample_rate)[:, None]
+        wave = _with_rows(wave, rows, convolve(wave[rows], response))
     if "mix_on" in batch:
         mixed = wave + at_snr(wave, wave.roll(-1, 0), batch["mix_snr_db"])
         wave = torch.where(_column(batch["mix_on"]) > 0, mixed, wave)
@@ -108,8 +109,9 @@ def augment(batch: Mapping[str, Any], num_samples: int, sample_rate: int) -> Aug
         if "band_limit_on" in batch:
             over = (position - batch["band_limit"][:, None]).clamp(min=0)
             curve_db = curve_db - batch["band_limit_on"][:, None] * over * 2000
-        shaped = torch.fft.rfft(wave) * (10 ** (curve_db.clamp(min=-120) / 20))[:, None]
-        wave = torch.fft.irfft(shaped, n=num_samples)
+        if (rows := curve_db.any(1)).any():
+            shaped = torch.fft.rfft(wave[rows]) * (10 ** (curve_db[rows].clamp(min=-120) / 20))[:, None]
+            wave = _with_rows(wave, rows, torch.fft.irfft(shaped, n=num_samples))
     target = wave
     denoise = batch["denoise_on"] > 0 if "denoise_on" in batch else None
     if "noise_on" in batch:
@@ -121,6 +123,13 @@ def augment(batch: Mapping[str, Any], num_samples: int, sample_rate: int) -> Aug
     peak = torch.maximum(wave.abs().amax((1, 2), keepdim=True), target.abs().amax((1, 2), keepdim=True))
     gain = gain / (peak * gain.abs()).clamp(min=1.0)
     return Augmented(wave * gain, wave * gain if target is wave else target * gain, denoise)
+
+
+def _with_rows(wave: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """A copy of `wave` whose `rows` are `values`."""
+    wave = wave.clone()
+    wave[rows] = values
+    return wave
 
 
 def _column(values: Tensor) -> Tensor:
