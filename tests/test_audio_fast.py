@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_audio_exact import encoded
 
-from codec.audio import audio_info, drflac, ffmpeg, flac, ogg, read_audio, reading, vorbis
+from codec.audio import audio_info, drflac, ffmpeg, flac, ogg, read_audio, readers, vorbis
 from codec.audio.opening import Source
 from codec.errors import AudioFileError
 
@@ -32,7 +32,7 @@ FLAC = {
 
 def reader_of(data):
     with Source(data) as source:
-        return type(reading._open(source, False)).__name__
+        return type(readers.open_reader(source, False)).__name__
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,30 @@ def test_each_flac_frame_is_found(flacs):
             assert data[offset : offset + 2] == b"\xff\xf8"
             assert flac.find_frame(source, stream, number, 0, stream.first) == offset
         assert flac.find_frame(source, stream, len(known), 0, stream.first) == len(data)
+
+
+def test_flac_frames_are_found_in_few_looks():
+    """Also where a file's parts are of different density, and a guess is wrong."""
+    loud = np.random.default_rng(0).standard_normal((200000, 1)).astype(np.float32) * 0.2
+    file = io.BytesIO()
+    soundfile.write(file, np.concatenate([loud, loud * 1e-3, loud, loud * 1e-2]), 16000, "PCM_16", format="FLAC")
+    source = Source(file.getvalue())
+    stream = flac.whole_stream(source)
+    looks, read_at = [], source.read_at
+    source.read_at = lambda offset, length: looks.append(offset) or read_at(offset, length)
+    num_frames = stream.num_samples // stream.block_size
+    known = [stream.first]
+    for number in range(1, num_frames):
+        known.append(flac.find_frame(source, stream, number, number - 1, known[-1]))
+    draws = random.Random(0)
+    counts = []
+    for _ in range(300):
+        start = draws.randrange(num_frames - 21)
+        for before, number in ((0, start), (start, start + 20)):
+            looks.clear()
+            assert flac.find_frame(source, stream, number, before, known[before]) == known[number]
+            counts.append(len(looks))
+    assert max(counts) < 9
 
 
 @needs_drflac

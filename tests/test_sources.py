@@ -7,9 +7,8 @@ from conftest import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import codec.audio.blocks
+import codec.audio.streaming
 from codec.audio import read_audio
-from codec.audio.blocks import wave_blocks
 from codec.errors import AudioFileError, InputError
 from codec.excerpts import RandomExcerpts
 from codec.sources import Arrays, AudioFiles, Excerpt, Tokens, output_names
@@ -177,10 +176,10 @@ def test_a_store_and_its_files_are_interchangeable(store):
 
 @pytest.mark.parametrize("rate", [None, 16000])
 def test_streams_decode_a_file_of_any_format_once(monkeypatch, rate):
-    monkeypatch.setattr("codec.sources.files.STREAM_SAMPLES", 20_011)
+    monkeypatch.setattr("codec.audio.streaming._RESAMPLED_AT_ONCE", 20_011)
     opened = []
-    source_of = codec.audio.blocks.Source
-    monkeypatch.setattr("codec.audio.blocks.Source", lambda path: opened.append(path) or source_of(path))
+    source_of = codec.audio.streaming.Source
+    monkeypatch.setattr("codec.audio.streaming.Source", lambda path: opened.append(path) or source_of(path))
     for path in sorted(DATA.iterdir()):
         if path.suffix not in codec.audio.AUDIO_SUFFIXES:
             continue
@@ -207,7 +206,7 @@ def test_a_stream_of_a_cut_file_is_an_error_not_a_shorter_wave(tmp_path):
     with pytest.raises(AudioFileError, match=r"cut\.flac"):
         list(files.stream("cut.flac", 1000))
     with pytest.raises(InputError, match="size is 0; it must be at least 1"):
-        next(wave_blocks(PROMPT, 0))
+        next(files.stream("cut.flac", 0))
 
 
 def test_output_names():

@@ -140,7 +140,7 @@ def test_streams_are_gapless_and_independent_of_the_cutting(monkeypatch):
             pieces = list(source.stream(prompt.name, size))
             assert sum(piece.shape[-1] for piece in pieces) == total
             torch.testing.assert_close(torch.cat(pieces, -1), whole, atol=5e-4 if name == "mel" else 1e-5, rtol=1e-4)
-    monkeypatch.setattr("codec.sources.files.STREAM_SAMPLES", 5000)
+    monkeypatch.setattr("codec.audio.streaming._RESAMPLED_AT_ONCE", 5000)
     pieces = list(files.stream(prompt.name, 777))
     assert {piece.shape[-1] for piece in pieces[:-1]} == {777}
     whole = files.get([Excerpt(prompt.name, 0, files.length(prompt.name))])

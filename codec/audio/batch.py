@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from codec.audio import threads
-from codec.audio.opening import AudioSource
-from codec.audio.reading import check_arguments, read_audio
+from codec.audio.containers import decoded_from_start
+from codec.audio.opening import AudioSource, Source
+from codec.audio.reading import check_arguments, read_audio, read_excerpts
 from codec.errors import CodecError, InputError
 
 AudioExcerpt = tuple[AudioSource, int, int | None]
@@ -70,6 +71,7 @@ def read_audio_batch(
     """Reads excerpts of audio files with several threads; each row equals `read_audio` of it, bit by bit.
 
     The threads are this module's own: they neither use torch's (OpenMP's) threads nor depend on their number.
+    Several excerpts of one file that can only be decoded from its beginning (opus, m4a) are cut from one decode.
 
     Args:
         excerpts: (path or other source, start_sample, num_samples) of each row; num_samples None reads to the
@@ -150,6 +152,45 @@ class _Rows:
     crash: BaseException | None = None
 
 
+class _SameFile:
+    """Rows of one file, which are read together if it is decoded from its beginning."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._lock = threading.Lock()
+        self._together: bool | None = None
+
+    def add(self, row: int) -> None:
+        """One more row."""
+        self._rows.append(row)
+
+    def claim(self, source: AudioSource, row: int) -> list[int]:
+        """The rows to be read by the thread that took this one; none if another thread reads them all."""
+        if len(self._rows) == 1:
+            return [row]
+        # Whoever has the lock may wait for the network, and for this thread's permit after that.
+        with threads.waiting():
+            self._lock.acquire()
+        try:
+            if self._together is None:
+                self._together = _decoded_from_start(source)
+            if not self._together:
+                return [row]
+            rows, self._rows = self._rows, []
+            return rows
+        finally:
+            self._lock.release()
+
+
+def _decoded_from_start(path: AudioSource) -> bool:
+    try:
+        with Source(path) as source:
+            return decoded_from_start(source)
+    except CodecError:
+        # Which each row's own reading reports.
+        return False
+
+
 class _Job:
     """One batch: threads take its rows in turn, and the last one to finish puts it together."""
 
@@ -180,13 +221,18 @@ class _Job:
             "sample_rate": sample_rate,
             "mono": mono,
             "dtype": dtype,
-            "allow_truncated": allow_truncated,
         }
+        self._allow_truncated = allow_truncated
         decoding = threads.checked_threads("num_threads", num_threads) if num_threads else threads.default_threads()
         fetching = threads.checked_threads("io_threads", io_threads) if io_threads else _IO_THREADS
         self._kind, self._num_threads, self._permits = "decode", decoding, None
         if any(isinstance(source, str) and "://" in source for source, _, _ in self._excerpts) and fetching > decoding:
             self._kind, self._num_threads, self._permits = "fetch", fetching, threading.Semaphore(decoding)
+        self._files: dict[str, _SameFile] = {}
+        if not allow_truncated:
+            for row, (source, _, _) in enumerate(self._excerpts):
+                if isinstance(source, str | os.PathLike):
+                    self._files.setdefault(os.fspath(source), _SameFile()).add(row)
         num_rows = len(self._excerpts)
         with torch.inference_mode(False):  # the pool's threads, which are outside of a caller's, write to it
             self._rows = _Rows([None] * num_rows, torch.zeros(num_rows, dtype=torch.int64))
@@ -222,9 +268,6 @@ class _Job:
             try:
                 with threads.permit(self._permits):
                     self._read(row)
-            except CodecError as error:
-                self._rows.errors[row] = error
-                self._stop |= self._raise
             except BaseException as error:  # Whoever waits for the future must get it, whatever it is.
                 self._rows.crash, self._stop = error, True
         with self._lock:
@@ -243,8 +286,38 @@ class _Job:
             self.future.set_result(batch)
 
     def _read(self, row: int) -> None:
+        """Reads the row, or all rows of its file, or none if another thread does."""
         source, start_sample, num_samples = self._excerpts[row]
-        wave, rate = read_audio(source, start_sample=start_sample, num_samples=num_samples, **self._options)
+        same = self._files.get(os.fspath(source)) if isinstance(source, str | os.PathLike) else None
+        rows = [row] if same is None else same.claim(source, row)
+        if len(rows) > 1:
+            excerpts = [self._excerpts[row][1:] for row in rows]
+            for number, wave, rate in read_excerpts(source, excerpts, **self._options):
+                if isinstance(wave, CodecError):
+                    self._fail(rows[number], wave)
+                else:
+                    self._put(rows[number], wave, rate)
+                if self._stop:
+                    return
+        elif rows:
+            try:
+                wave, rate = read_audio(
+                    source,
+                    start_sample=start_sample,
+                    num_samples=num_samples,
+                    allow_truncated=self._allow_truncated,
+                    **self._options,
+                )
+            except CodecError as error:
+                self._fail(row, error)
+            else:
+                self._put(row, wave, rate)
+
+    def _fail(self, row: int, error: CodecError) -> None:
+        self._rows.errors[row] = error
+        self._stop |= self._raise
+
+    def _put(self, row: int, wave: Tensor, rate: int) -> None:
         if self._layout == "padded":
             padded = self._padded(wave)
             if padded is not None and _fits(padded, wave):

@@ -46,6 +46,11 @@ def identify(source: ByteSource) -> str | None:
     return None
 
 
+def decoded_from_start(source: ByteSource) -> bool:
+    """An excerpt costs the decoding of all that precedes it, and several of one file are best read together."""
+    return identify(source) in FFMPEG_CONTAINERS or source.read_at(28, 8) == b"OpusHead"
+
+
 def missing_end(source: ByteSource, container: str) -> str | None:
     """What says that the file ends early, in words; None if nothing does."""
     if container == "ogg":

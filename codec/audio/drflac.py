@@ -8,7 +8,7 @@ wrong. Flac loses nothing: both give the same samples.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from codec.audio import flac
-from codec.audio.facts import Facts
-from codec.audio.info import AudioInfo
+from codec.audio.info import AudioInfo, Reader
 from codec.audio.opening import Source
 from codec.audio.sndfile import SoundFileReader
 
@@ -26,14 +25,12 @@ _VALUES_AT_ONCE = 1 << 19
 # libsndfile reads flac of other depths not at all.
 _BIT_DEPTHS = (8, 16, 24)
 
-_streams: Facts[flac.Stream | None] = Facts(100_000)
-
 
 def drflac_reader(source: Source) -> DrFlacReader | None:
     """The reader; None without miniaudio, and for files that libsndfile must look at first."""
     if library() is None:
         return None
-    stream = _streams.get(source, lambda: flac.whole_stream(source))
+    stream = flac.whole_stream(source)
     return None if stream is None or stream.bit_depth not in _BIT_DEPTHS else DrFlacReader(source, stream)
 
 
@@ -119,6 +116,10 @@ class DrFlacReader:
 
     def check(self) -> None:
         """As `Reader.check`."""
+
+    def again(self) -> Callable[[Source], Reader]:
+        """As `Reader.again`."""
+        return functools.partial(DrFlacReader, stream=self._stream)
 
 
 def _scaled(values: NDArray[np.int32]) -> NDArray[np.float32]:

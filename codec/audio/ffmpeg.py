@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from codec.audio.info import SALVAGE, AudioInfo
+from codec.audio.info import SALVAGE, AudioInfo, Reader
 from codec.audio.opening import Source
 from codec.audio.sndfile import reason_of
 from codec.errors import AudioFileError
@@ -41,7 +41,7 @@ class FFmpegReader:
             raise AudioFileError(
                 f"{source.name}: FFmpeg cannot decode this {container} file ({reason_of(error).splitlines()[0]})"
             ) from error
-        metadata = decoder.metadata
+        metadata, self._container = decoder.metadata, container
         self.info = AudioInfo(
             sample_rate=metadata.sample_rate,
             num_samples=self._wave.shape[1],
@@ -60,7 +60,9 @@ class FFmpegReader:
 
     def wave(self, start: int, num_samples: int) -> Tensor | None:
         """As `Reader.wave`."""
-        return self._wave[:, start : start + num_samples]
+        wave = self._wave[:, start : start + num_samples]
+        # An excerpt that is kept must not keep the whole.
+        return wave if wave.shape == self._wave.shape else wave.clone()
 
     def blocks(self, start: int, num_samples: int, *, integers: bool = False) -> Iterator[NDArray[Any]]:
         """As `Reader.blocks`."""
@@ -72,6 +74,10 @@ class FFmpegReader:
 
     def check(self) -> None:
         """As `Reader.check`."""
+
+    def again(self) -> Callable[[Source], Reader]:
+        """As `Reader.again`."""
+        return functools.partial(FFmpegReader, container=self._container, allow_truncated=False)
 
 
 def address(audio: str | bytes) -> str | bytes:

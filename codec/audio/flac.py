@@ -26,7 +26,7 @@ _SYNC = b"\xff\xf8"
 _BLOCK_SIZES = {1: 192, **{2 + i: 576 << i for i in range(4)}, **{8 + i: 256 << i for i in range(8)}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stream:
     """What STREAMINFO says of a file whose blocks are all of one size, and where its frames begin.
 
@@ -92,10 +92,14 @@ def find_frame(source: ByteSource, stream: Stream, number: int, before: int, off
     end = source.size
     if number >= end_number:
         return end
-    linear = False
+    at, nothing_new = offset, 0
     while before < number:
-        guess = offset + (end - offset) * (number - before) // (end_number - before) - stream.longest // 2
-        at = offset if linear else max(offset, guess)
+        if nothing_new == 0:
+            guess = offset + (end - offset) * (number - before) // (end_number - before) - stream.longest // 2
+            at = max(offset, guess)
+        else:
+            # It began before what was looked at, or what was found is no frame: from here on, frame by frame.
+            at = max(offset, at - stream.longest) if nothing_new == 1 else offset
         data = source.read_at(at, stream.longest + 16)
         known = before, end_number
         found = data.find(_SYNC, 1 if at == offset else 0)
@@ -111,9 +115,9 @@ def find_frame(source: ByteSource, stream: Stream, number: int, before: int, off
         if known == (before, end_number):
             if at == offset:
                 return None
-            linear = True
+            nothing_new += 1
         else:
-            linear = False
+            nothing_new = 0
     return offset
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from codec.audio.opening import Source
+
 SALVAGE = "fetch it again, or read what is there with allow_truncated=True"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AudioInfo:
     """What an audio file is.
 
@@ -69,3 +72,6 @@ class Reader(Protocol):
 
     def check(self) -> None:
         """Raises for damage that the decoder would pass over; called before the whole file is read."""
+
+    def again(self) -> Callable[[Source], Reader] | None:
+        """What opens this file the next time, without finding out again what was found out; None if nothing was."""

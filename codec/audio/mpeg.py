@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from codec.audio.info import ByteSource
+
 _BITRATES_KBPS = {
     (1, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     (1, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
@@ -31,7 +33,7 @@ _DECODER_DELAY = 529
 _MAX_TAGS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrameHeader:
     """One frame's header: its 32 bits, and what they say."""
 
@@ -49,21 +51,26 @@ class FrameHeader:
         return 6 + (9 if self.mono else 17)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Scan:
     """What a scan of all frames found.
 
     Attributes:
-        first: Offset of the first frame that holds audio.
+        header: The first frame's that holds audio.
         num_frames: Whole frames.
         missing_bytes: Bytes by which the last frame is cut; 0 if it is whole.
-        stream: The whole frames behind a Xing header with their number, nothing between them.
+        pieces: Byte ranges of the file that hold whole frames and nothing else.
     """
 
-    first: int
+    header: FrameHeader
     num_frames: int
     missing_bytes: int
-    stream: bytes
+    pieces: tuple[tuple[int, int], ...]
+
+    def stream(self, source: ByteSource) -> bytes:
+        """The whole frames behind a Xing header with their number, nothing between them."""
+        frames = [source.read_at(begin, end - begin) for begin, end in self.pieces]
+        return xing_frame(self.header, self.num_frames) + b"".join(frames)
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ def scan(data: bytes) -> Scan | None:
             found = find_frame(data, offset, header)
             if found is None:
                 break
-            pieces.append(data[begin:offset])
+            pieces.append((begin, offset))
             offset, current = found
             begin = offset
         if offset + current.num_bytes > len(data):
@@ -215,8 +222,8 @@ def scan(data: bytes) -> Scan | None:
             break
         num_frames += 1
         offset += current.num_bytes
-    pieces.append(data[begin:offset])
-    return Scan(first, num_frames, missing, xing_frame(header, num_frames) + b"".join(pieces))
+    pieces.append((begin, offset))
+    return Scan(header, num_frames, missing, tuple(pieces))
 
 
 def frame_index(data: bytes) -> FrameIndex | None:

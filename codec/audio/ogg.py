@@ -158,6 +158,17 @@ def first_damaged(source: ByteSource) -> OggPage | None:
     return next((page for page in all_pages(source) if damaged(source, page)), None)
 
 
+def end_before_gap(source: ByteSource) -> int | None:
+    """The granule up to which no page of the first page's stream is missing; None if none is."""
+    before, granule = None, 0
+    for page in all_pages(source):
+        if before is None or page.serial == before.serial:
+            if before is not None and page.number != before.number + 1:
+                return granule
+            before, granule = page, max(granule, page.granule)
+    return None
+
+
 def links(source: ByteSource) -> list[tuple[int, int]]:
     """Byte ranges of the streams that lie one after the other in the file: one, or more in a chained file.
 

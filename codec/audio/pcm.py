@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from codec.audio.containers import STREAMED
-from codec.audio.info import AudioInfo, ByteSource
+from codec.audio.info import AudioInfo, ByteSource, Reader
 from codec.audio.opening import Source
 
 # (format tag, bits) → codec's name; the bytes behind an extensible tag's first two are always these.
@@ -32,7 +32,7 @@ _MAX_CHUNKS = 1000
 _BYTES_AT_ONCE = 1 << 18
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where a wav file's samples lie.
 
@@ -98,10 +98,10 @@ def _form(chunk: bytes) -> tuple[str, int, int, int] | None:
 class PcmReader:
     """Reads a wav file of plain samples; gives what libsndfile gives, bit by bit."""
 
-    def __init__(self, source: Source, where: Layout) -> None:
+    def __init__(self, source: Source, where: Layout, info: AudioInfo | None = None) -> None:
         self._source, self._where = source, where
         self._step = where.channels * where.bit_depth // 8
-        self.info = AudioInfo(
+        self.info = info or AudioInfo(
             sample_rate=where.sample_rate,
             num_samples=where.num_bytes // self._step,
             channels=where.channels,
@@ -137,6 +137,10 @@ class PcmReader:
 
     def check(self) -> None:
         """As `Reader.check`."""
+
+    def again(self) -> Callable[[Source], Reader]:
+        """As `Reader.again`."""
+        return functools.partial(PcmReader, where=self._where, info=self.info)
 
     def _values(self, buffer: NDArray[np.uint8], num_samples: int) -> NDArray[Any]:
         codec, channels = self._where.codec, self._where.channels

@@ -1,38 +1,33 @@
 """Audio file → wave: any format, any excerpt, exactly.
 
-Our own reader takes uncompressed wav, dr_flac flac, FFmpeg (through torchcodec) vorbis of high rates and what only it
-reads, libsndfile all else, and everything but the last where the others aren't there. An excerpt is bit-equal to that
-slice of the whole decode; BACKENDS.md has the proof, and which backends break it.
+An excerpt is bit-equal to that slice of the whole decode, whichever decoder reads it (readers.py, BACKENDS.md).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from codec.audio import ffmpeg, ogg, pcm, threads
-from codec.audio.containers import FFMPEG_CONTAINERS, identify, missing_end
-from codec.audio.drflac import drflac_reader
-from codec.audio.facts import Facts
+from codec.audio import threads
 from codec.audio.info import SALVAGE, AudioInfo, Reader
 from codec.audio.opening import AudioSource, Source
+from codec.audio.readers import open_reader
 from codec.audio.resampling import native_span, resample
-from codec.audio.sndfile import SoundFileReader
-from codec.audio.vorbis import vorbis_reader
-from codec.errors import AudioFileError, InputError
+from codec.errors import AudioFileError, CodecError, InputError
 from codec.frames import resampled_length
 
-__all__ = ["AudioInfo", "audio_info", "check_arguments", "read_audio"]
+__all__ = ["AudioInfo", "audio_info", "check_arguments", "read_audio", "read_excerpts"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +36,51 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int16)
 # the claim is one that a file of this size can hold.
 _VALUES_ON_TRUST = 1 << 24
 _VALUES_PER_BYTE = 64
-# Containers and what they lack, uncompressed files that are whole, and where Ogg files begin anew.
-_kinds: Facts[tuple[str | None, str | None]] = Facts(100_000)
-_layouts: Facts[pcm.Layout] = Facts(100_000)
-_links: Facts[list[tuple[int, int]]] = Facts(100_000)
 # The channel that lies in the low half of both as one integer.
 _LOW = 0 if sys.byteorder == "little" else 1
 # Seconds of the result below which another thread would cost more than it saves.
 _MIN_SEGMENT_SECONDS = 2
+
+
+class Span(NamedTuple):
+    """A range of the result, and the range of the file that it takes.
+
+    Attributes:
+        start: First sample of the result, at `sample_rate`.
+        stop: End of the result.
+        first: First sample of the file, at its own rate.
+        last: End in the file.
+        skip: Resampled samples of these that lie before `start`.
+        sample_rate: Hz of the result.
+        whole: The file's range is all of it.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    skip: int
+    sample_rate: int
+    whole: bool
+
+
+def span_of(name: str, info: AudioInfo, start_sample: int, num_samples: int | None, sample_rate: int | None) -> Span:
+    """What is to be read. Raises AudioFileError if there is nothing, InputError for a range beyond the end."""
+    rate, total = info.sample_rate, info.num_samples
+    to_rate = sample_rate or rate
+    length = total if to_rate == rate else resampled_length(total, rate, to_rate)
+    stop = length if num_samples is None else start_sample + num_samples
+    if length == 0:
+        raise AudioFileError(f"{name}: holds no samples; remove it")
+    if start_sample >= length or stop > length:
+        raise InputError(
+            f"{name}: samples {start_sample} … {stop} were asked for, it has {length} at {to_rate} Hz; ask for less"
+        )
+    first, last, skip = start_sample, stop, 0
+    if to_rate != rate:
+        first, last, skip = native_span(start_sample, stop, rate, to_rate)
+        last = min(last, total)
+    return Span(start_sample, stop, first, last, skip, to_rate, last - first == total)
 
 
 def audio_info(path: AudioSource, *, allow_truncated: bool = False) -> AudioInfo:
@@ -65,7 +97,7 @@ def audio_info(path: AudioSource, *, allow_truncated: bool = False) -> AudioInfo
         AudioFileError: The file is missing, empty, cut, or no audio.
     """
     with Source(path) as source:
-        reader = _open(source, allow_truncated)
+        reader = open_reader(source, allow_truncated)
         if not allow_truncated:
             return reader.info
         num_samples = sum(map(len, reader.blocks(0, reader.info.num_samples)))
@@ -112,44 +144,107 @@ def read_audio(
     check_arguments(start_sample, num_samples, sample_rate, dtype)
     threads.checked_threads("num_threads", num_threads)
     with Source(path) as source:
-        reader = _open(source, allow_truncated)
-        rate = reader.info.sample_rate
-        to_rate = sample_rate or rate
-        length = resampled_length(reader.info.num_samples, rate, to_rate)
-        stop = length if num_samples is None else start_sample + num_samples
-        if length == 0:
-            raise AudioFileError(f"{source.name}: holds no samples; remove it")
-        if start_sample >= length or stop > length:
-            raise InputError(
-                f"{source.name}: samples {start_sample} … {stop} were asked for, it has {length} at "
-                f"{to_rate} Hz; ask for less"
-            )
-        first, last, skip = start_sample, stop, 0
-        if to_rate != rate:
-            first, last, skip = native_span(start_sample, stop, rate, to_rate)
-            last = min(last, reader.info.num_samples)
-        is_float = reader.info.codec in ("float", "double")
-        native = (
-            torch.int16 if dtype == torch.int16 and to_rate == rate and not mono and not is_float else torch.float32
-        )
-        if last - first == reader.info.num_samples and not allow_truncated:
+        reader = open_reader(source, allow_truncated)
+        span = span_of(source.name, reader.info, start_sample, num_samples, sample_rate)
+        if span.whole and not allow_truncated:
             reader.check()
-        wave = _read_segments(source, reader, first, last, native, allow_truncated, num_threads)
-        if wave.shape[1] < last - first:
-            _report_short(source, first + wave.shape[1], last, allow_truncated)
-        if is_float:
-            _check_finite(source, wave, first)
-    if mono and wave.shape[0] > 1:
-        wave = wave.mean(dim=0, keepdim=True)
-    if to_rate != rate:
-        wave = resample(wave, rate, to_rate)[:, skip : skip + stop - start_sample]
-    if wave.shape[1] == 0:
-        raise AudioFileError(f"{source.name}: ends before sample {start_sample}; fetch it again")
-    return _to_dtype(wave, dtype), to_rate
+        native = _native_dtype(reader.info, span, mono, dtype)
+        wave = _read_segments(source, reader, span.first, span.last, native, allow_truncated, num_threads)
+        return _finished(source.name, reader.info, span, wave, mono, dtype, allow_truncated), span.sample_rate
+
+
+def read_excerpts(
+    path: AudioSource,
+    excerpts: Sequence[tuple[int, int | None]],
+    *,
+    sample_rate: int | None = None,
+    mono: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[tuple[int, Tensor | CodecError, int]]:
+    """Reads several excerpts of a file in one pass from front to back; each is `read_audio` of it, bit by bit.
+
+    For files that are decoded from their beginning: all excerpts together cost what the last one costs.
+
+    Args:
+        path: As in `read_audio`.
+        excerpts: (start_sample, num_samples) of each, as in `read_audio`; they may overlap.
+        sample_rate: As in `read_audio`, like the following.
+        mono: Average the channels.
+        dtype: Of the waves.
+
+    Yields:
+        The number of an excerpt, its wave `[C, N]` or what is wrong with it, and Hz (0 if something is wrong);
+        in the order in which the file gives them.
+    """
+    options: dict[str, Any] = {"sample_rate": sample_rate, "mono": mono, "dtype": dtype}
+    alone = set(range(len(excerpts)))
+    try:
+        with Source(path) as source:
+            reader = open_reader(source, False)
+            for number, wave in _pass(source, reader, excerpts, sample_rate, mono, dtype):
+                alone.remove(number)
+                yield number, wave, sample_rate or reader.info.sample_rate
+    except CodecError:
+        # Which excerpts it concerns, and in which words, their own reading tells.
+        pass
+    for number in sorted(alone):
+        start_sample, num_samples = excerpts[number]
+        try:
+            wave, rate = read_audio(path, start_sample=start_sample, num_samples=num_samples, **options)
+        except CodecError as error:
+            yield number, error, 0
+        else:
+            yield number, wave, rate
+
+
+def _pass(
+    source: Source,
+    reader: Reader,
+    excerpts: Sequence[tuple[int, int | None]],
+    sample_rate: int | None,
+    mono: bool,
+    dtype: torch.dtype,
+) -> Iterator[tuple[int, Tensor]]:
+    """(number, wave) of the excerpts in which nothing is wrong."""
+    waiting: list[tuple[Span, int]] = []
+    for number, (start_sample, num_samples) in enumerate(excerpts):
+        with suppress(CodecError):
+            waiting.append((span_of(source.name, reader.info, start_sample, num_samples, sample_rate), number))
+    if not waiting:
+        return
+    waiting.sort(key=lambda item: item[0].first)
+    if any(span.whole for span, _ in waiting):
+        reader.check()
+    native = _native_dtype(reader.info, waiting[0][0], mono, dtype)
+    begin, end = waiting[0][0].first, max(span.last for span, _ in waiting)
+    under_way: list[tuple[Span, int, list[Tensor]]] = []
+    at = begin
+    for block in reader.blocks(begin, end - begin, integers=native == torch.int16):
+        stop = at + len(block)
+        while waiting and waiting[0][0].first < stop:
+            under_way.append((*waiting.pop(0), []))
+        for span, number, parts in under_way:
+            part = block[max(0, span.first - at) : span.last - at]
+            parts.append(torch.empty(part.shape[1], len(part), dtype=native))
+            put(part, parts[-1].numpy())
+            if span.last <= stop:
+                with suppress(CodecError):
+                    wave = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+                    yield number, _finished(source.name, reader.info, span, wave, mono, dtype, False)
+        under_way = [item for item in under_way if item[0].last > stop]
+        at = stop
 
 
 def check_arguments(start_sample: int, num_samples: int | None, sample_rate: int | None, dtype: torch.dtype) -> None:
     """Raises InputError for positions, rates and dtypes that can't be."""
+    if (
+        type(start_sample) is int
+        and start_sample >= 0
+        and dtype in _DTYPES
+        and (num_samples is None or (type(num_samples) is int and num_samples > 0))
+        and (sample_rate is None or (type(sample_rate) is int and sample_rate > 0))
+    ):
+        return
     lowest = {"start_sample": 0, "num_samples": 1, "sample_rate": 1}
     values = {"start_sample": start_sample, "num_samples": num_samples, "sample_rate": sample_rate}
     for name, value in values.items():
@@ -161,8 +256,36 @@ def check_arguments(start_sample: int, num_samples: int | None, sample_rate: int
         raise InputError(f"dtype is {dtype}; it must be one of {', '.join(map(str, _DTYPES))}")
 
 
-def _report_short(source: Source, found: int, expected: int, allow_truncated: bool) -> None:
-    text = f"{source.name}: its audio ends at sample {found}, {expected} were expected"
+def _native_dtype(info: AudioInfo, span: Span, mono: bool, dtype: torch.dtype) -> torch.dtype:
+    """What is decoded: float32, or int16 where the result is the file's own values."""
+    own = dtype == torch.int16 and span.sample_rate == info.sample_rate and not mono
+    return torch.int16 if own and not _is_float(info) else torch.float32
+
+
+def _is_float(info: AudioInfo) -> bool:
+    return info.codec in ("float", "double")
+
+
+def _finished(
+    name: str, info: AudioInfo, span: Span, wave: Tensor, mono: bool, dtype: torch.dtype, allow_truncated: bool
+) -> Tensor:
+    """The result `[C, stop - start]` of what was decoded for it; shorter only if the file may be."""
+    if wave.shape[1] < span.last - span.first:
+        report_short(name, span.first + wave.shape[1], span.last, allow_truncated)
+    if _is_float(info):
+        check_finite(name, wave, span.first)
+    if mono and wave.shape[0] > 1:
+        wave = wave.mean(dim=0, keepdim=True)
+    if span.sample_rate != info.sample_rate:
+        wave = resample(wave, info.sample_rate, span.sample_rate)[:, span.skip : span.skip + span.stop - span.start]
+    if wave.shape[1] == 0:
+        raise AudioFileError(f"{name}: ends before sample {span.start}; fetch it again")
+    return _to_dtype(wave, dtype)
+
+
+def report_short(name: str, found: int, expected: int, allow_truncated: bool) -> None:
+    """Raises, or logs, that the audio ends before the sample that was expected last."""
+    text = f"{name}: its audio ends at sample {found}, {expected} were expected"
     if not allow_truncated:
         raise AudioFileError(f"{text}; it is cut or damaged: {SALVAGE}")
     _log.warning(text)
@@ -171,82 +294,7 @@ def _report_short(source: Source, found: int, expected: int, allow_truncated: bo
 def _to_dtype(wave: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.int16 and wave.dtype != torch.int16:
         return (wave * 32768).round_().clamp_(-32768, 32767).to(torch.int16)
-    return wave.to(dtype).contiguous()
-
-
-def _open(source: Source, allow_truncated: bool) -> Reader:
-    """The reader of the source's format. Raises if the file's own headers say that its end is missing."""
-    if not allow_truncated and (known := _layouts.known(source)) is not None:
-        return pcm.PcmReader(source, known)
-    container, missing = _kinds.get(source, lambda: _kind(source))
-    if missing and not allow_truncated:
-        raise AudioFileError(f"{source.name}: is cut: {missing}; {SALVAGE}")
-    if container in FFMPEG_CONTAINERS:
-        return ffmpeg.FFmpegReader(source, container, allow_truncated)
-    if container == "wav" and (layout := pcm.layout(source)) is not None:
-        if not allow_truncated:
-            _layouts.get(source, lambda: layout)
-        return pcm.PcmReader(source, layout)
-    if container == "ogg" and len(links := _links.get(source, lambda: ogg.links(source))) > 1:
-        return _ChainedReader(source, links, allow_truncated)
-    if container == "flac" and not allow_truncated and (reader := drflac_reader(source)) is not None:
-        return reader
-    if container == "ogg" and not allow_truncated and (vorbis := vorbis_reader(source)) is not None:
-        return vorbis
-    return SoundFileReader(source, container, allow_truncated)
-
-
-def _kind(source: Source) -> tuple[str | None, str | None]:
-    """The container, and what says that its end is missing."""
-    container = identify(source)
-    return container, None if container is None else missing_end(source, container)
-
-
-class _ChainedReader:
-    """Ogg streams one after the other in one file: their waves one after the other.
-
-    Mono streams between others are given on all channels, as they would be played.
-    """
-
-    def __init__(self, source: Source, links: list[tuple[int, int]], allow_truncated: bool) -> None:
-        self._readers: list[Reader] = []
-        for start, stop in links:
-            link = Source(source.read_at(start, stop - start), name=f"{source.name}, from byte {start} on")
-            vorbis = None if allow_truncated else vorbis_reader(link)
-            self._readers.append(vorbis or SoundFileReader(link, "ogg", allow_truncated))
-        infos = [reader.info for reader in self._readers]
-        self._channels = max(info.channels for info in infos)
-        kinds = sorted({(info.sample_rate, info.channels) for info in infos})
-        if len({rate for rate, _ in kinds}) > 1 or not {channels for _, channels in kinds} <= {1, self._channels}:
-            raise AudioFileError(
-                f"{source.name}: holds several Ogg streams of different (rate, channels): {kinds}; "
-                "make them one with `ffmpeg -i IN OUT.flac`"
-            )
-        num_samples = sum(info.num_samples for info in infos)
-        self.info = replace(infos[0], num_samples=num_samples, channels=self._channels)
-
-    def blocks(self, start: int, num_samples: int, *, integers: bool = False) -> Iterator[NDArray[Any]]:
-        """As `Reader.blocks`."""
-        for reader in self._readers:
-            length = min(reader.info.num_samples - start, num_samples)
-            if length > 0:
-                for block in reader.blocks(start, length, integers=integers):
-                    yield block.repeat(self._channels, 1) if block.shape[1] < self._channels else block
-                num_samples -= length
-            start = max(0, start - reader.info.num_samples)
-
-    def wave(self, start: int, num_samples: int) -> Tensor | None:
-        """As `Reader.wave`."""
-        return None
-
-    def splits(self) -> bool:
-        """As `Reader.splits`."""
-        return False
-
-    def check(self) -> None:
-        """As `Reader.check`."""
-        for reader in self._readers:
-            reader.check()
+    return wave if wave.dtype == dtype and wave.is_contiguous() else wave.to(dtype).contiguous()
 
 
 def _read_segments(
@@ -259,10 +307,12 @@ def _read_segments(
     num_threads: int,
 ) -> Tensor:
     """`[C, last - first]`, float32 or int16; shorter only where the file ends early."""
+    if num_threads == 1:
+        return _read(source, reader, first, last, dtype)
     most = (last - first) // (_MIN_SEGMENT_SECONDS * reader.info.sample_rate)
     # Where they can be long, several for each thread: one that is held up leaves its next ones to the others.
     num_segments = min(num_threads, most) if most < 8 * num_threads else 4 * num_threads
-    if num_threads < 2 or num_segments < 2 or source.path is None or not reader.splits() or allow_truncated:
+    if num_segments < 2 or source.path is None or not reader.splits() or allow_truncated:
         return _read(source, reader, first, last, dtype)
     wave = _empty(source, reader, last - first, dtype)
     if wave is None:
@@ -271,7 +321,7 @@ def _read_segments(
 
     def decode(start: int, stop: int) -> int:
         with Source(path) as own:
-            return _fill(_open(own, False), first + start, wave[:, start:stop])
+            return _fill(open_reader(own, False), first + start, wave[:, start:stop])
 
     bounds = [(last - first) * index // num_segments for index in range(num_segments + 1)]
     parts: list[Future[int]] = [
@@ -280,8 +330,8 @@ def _read_segments(
     ]
     for part, (a, b) in zip(parts, pairwise(bounds), strict=True):
         if (found := part.result()) < b - a:
-            return wave[:, : a + found]
-    return wave
+            return torch.from_numpy(wave[:, : a + found])
+    return torch.from_numpy(wave)
 
 
 def _read(source: Source, reader: Reader, first: int, last: int, dtype: torch.dtype) -> Tensor:
@@ -289,37 +339,36 @@ def _read(source: Source, reader: Reader, first: int, last: int, dtype: torch.dt
         return given if dtype == torch.float32 else _to_dtype(given, dtype)
     wave = _empty(source, reader, last - first, dtype)
     if wave is not None:
-        return wave[:, : _fill(reader, first, wave)]
+        found = _fill(reader, first, wave)
+        return torch.from_numpy(wave if found == last - first else wave[:, :found])
     # What the header claims is more than such a file holds: take memory as it turns out.
     parts = []
     for block in reader.blocks(first, last - first, integers=dtype == torch.int16):
         part = torch.empty(block.shape[1], len(block), dtype=dtype)
-        _put(block, part.numpy())
+        put(block, part.numpy())
         parts.append(part)
     return torch.cat(parts, 1) if parts else torch.empty(reader.info.channels, 0, dtype=dtype)
 
 
-def _empty(source: Source, reader: Reader, num_samples: int, dtype: torch.dtype) -> Tensor | None:
+def _empty(source: Source, reader: Reader, num_samples: int, dtype: torch.dtype) -> NDArray[Any] | None:
     """Memory for the wave; None if its size can't be trusted."""
-    values = num_samples * reader.info.channels
-    if values > max(_VALUES_ON_TRUST, _VALUES_PER_BYTE * source.size):
+    channels = reader.info.channels
+    if num_samples * channels > max(_VALUES_ON_TRUST, _VALUES_PER_BYTE * source.size):
         return None
     # NumPy's memory, unlike torch's, comes in huge pages where it is large: several times fewer page faults.
-    memory = np.empty((reader.info.channels, num_samples), np.int16 if dtype == torch.int16 else np.float32)
-    return torch.from_numpy(memory)
+    return np.empty((channels, num_samples), np.int16 if dtype == torch.int16 else np.float32)
 
 
-def _fill(reader: Reader, start: int, wave: Tensor) -> int:
+def _fill(reader: Reader, start: int, wave: NDArray[Any]) -> int:
     """Decodes into `[C, N]`; the samples that there were."""
-    values = wave.numpy()
     done = 0
-    for block in reader.blocks(start, wave.shape[1], integers=values.dtype == np.int16):
-        _put(block, values[:, done : done + len(block)])
+    for block in reader.blocks(start, wave.shape[1], integers=wave.dtype == np.int16):
+        put(block, wave[:, done : done + len(block)])
         done += len(block)
     return done
 
 
-def _put(block: NDArray[Any], wave: NDArray[Any]) -> None:
+def put(block: NDArray[Any], wave: NDArray[Any]) -> None:
     """Writes `[n, C]`, int16 or float32, into `[C, n]`, int16 or float32."""
     if block.dtype != np.int16 and wave.dtype == np.int16:
         block = np.clip(np.rint(block * np.float32(32768)), -32768, 32767)
@@ -339,11 +388,12 @@ def _put(block: NDArray[Any], wave: NDArray[Any]) -> None:
         wave *= np.float32(2**-15)
 
 
-def _check_finite(source: Source, wave: Tensor, start: int) -> None:
+def check_finite(name: str, wave: Tensor, start: int) -> None:
+    """Raises for NaN and infinite samples in `[C, n]`, the samples from `start` on."""
     if wave.isfinite().all():
         return
     bad = (~wave.isfinite()).any(dim=0).nonzero()[:, 0]
     raise AudioFileError(
-        f"{source.name}: {len(bad)} of {wave.shape[1]} samples are NaN or infinite, the first at "
+        f"{name}: {len(bad)} of {wave.shape[1]} samples are NaN or infinite, the first at "
         f"{start + int(bad[0])}; rewrite it without them (torch.nan_to_num)"
     )

@@ -11,8 +11,12 @@ Where seeking differs from decoding, it isn't used (BACKENDS.md has the measurem
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,7 @@ from torch import Tensor
 
 from codec.audio import flac, mpeg, ogg
 from codec.audio.facts import Facts
-from codec.audio.info import SALVAGE, AudioInfo
+from codec.audio.info import SALVAGE, AudioInfo, Reader
 from codec.audio.opening import Source
 from codec.errors import AudioFileError
 
@@ -39,27 +43,49 @@ _BIT_DEPTHS = {
 }  # fmt: skip
 _CODECS = {"MPEG_LAYER_I": "mp1", "MPEG_LAYER_II": "mp2", "MPEG_LAYER_III": "mp3"}
 # Values decoded at once: they stay in the core's cache until they are converted.
-_VALUES_AT_ONCE = 1 << 16
+_VALUES_AT_ONCE = 1 << 18
 # Values for which memory is taken at a header's word.
 _VALUES_ON_TRUST = 1 << 22
 # The longest vorbis block: what a page needs of the one before.
 _VORBIS_BLOCK = 8192
 _VORBIS_TRIAL_SECONDS = 3
-# An mp3 excerpt that begins earlier is decoded from the beginning: an index would cost more.
+# An mp3 excerpt that begins earlier is decoded from the beginning, unless there is an index, which would cost more.
 _MP3_INDEX_FRAMES = 30
 _MP3_TRIAL_FRAMES = 12
 # Bytes of tags behind an mp3's last frame that don't make its header suspect.
 _MP3_TAGS = 4096
+# Ranges of an mp3 file with junk between its frames that are kept.
+_MAX_PIECES = 100
+# Bytes of mp3 indices that are kept, and what one takes beside its 8 bytes a frame: an hour has 1.1 MB.
+_INDEX_BYTES = 1 << 26
+_INDEX_OVERHEAD = 500
 # libsndfile's number of frames where the header has none.
 _UNKNOWN = 1 << 62
 
 
+def _index_bytes(index: mpeg.FrameIndex | None) -> int:
+    return _INDEX_OVERHEAD + (index.offsets.nbytes if index is not None else 0)
+
+
 _vorbis_limits: Facts[int] = Facts(100_000)
-# 8 bytes a frame: an hour is 1.1 MB.
-_mp3_indices: Facts[mpeg.FrameIndex | None] = Facts(100)
-_flac_ends: Facts[str | None] = Facts(100_000)
-_ogg_ends: Facts[ogg.OggPage | None] = Facts(100_000)
+_mp3_indices: Facts[mpeg.FrameIndex | None] = Facts(_INDEX_BYTES, _index_bytes)
 _ogg_pages: Facts[ogg.OggPage | None] = Facts(100_000)
+_opus_gaps: Facts[int | None] = Facts(100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What opening and examining a file told.
+
+    Attributes:
+        info: What the reader says of it.
+        subtype: libsndfile's name of the codec.
+        scan: Of an mp3 file: the frames that are decoded instead of the file, because its header can't be trusted.
+    """
+
+    info: AudioInfo
+    subtype: str
+    scan: mpeg.Scan | None
 
 
 class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -76,36 +102,41 @@ class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 class SoundFileReader:
     """libsndfile."""
 
-    def __init__(self, source: Source, container: str | None, allow_truncated: bool) -> None:
+    def __init__(
+        self, source: Source, container: str | None, allow_truncated: bool, learnt: _Learnt | None = None
+    ) -> None:
         self._source = source
         self._container = container
         self._allow_truncated = allow_truncated
         self._stream: bytes | None = None
-        self._seek_limit: int | None = None
-        self._trial_rate: int | None = None
-        scanned = False
-        if container == "mp3":
-            self._stream, scanned = self._checked_mp3()
-        elif container == "flac" and not allow_truncated:
-            missing = _flac_ends.get(source, lambda: flac.missing_end(source))
-            if missing:
-                raise AudioFileError(f"{source.name}: is cut or damaged: {missing}; {SALVAGE}")
+        self._scan: mpeg.Scan | None = None
         # Kept for the first read: opening a file costs as much as decoding a second of it.
         self._opened: ForwardFile | None = None
+        learnt = learnt or self._examined()
+        self._learnt, self.info, self._subtype, self._scan = learnt, learnt.info, learnt.subtype, learnt.scan
+        # Samples up to which seeking is exact; None for all.
+        self._seek_limit = None if container == "flac" or (self._subtype in _SEEKABLE and container != "ogg") else 0
+        # Found out when something is to be sought: it takes a trial.
+        self._needs_trial = container == "ogg" and self._subtype == "VORBIS"
+
+    def _examined(self) -> _Learnt:
+        source, container, scanned = self._source, self._container, False
+        if container == "mp3":
+            self._scan, scanned = self._checked_mp3()
+        elif container == "flac" and not self._allow_truncated and (missing := flac.missing_end(source)):
+            raise AudioFileError(f"{source.name}: is cut or damaged: {missing}; {SALVAGE}")
         file = self._file()
-        subtype: str = file.subtype
-        if container == "ogg":
-            self._prepare_ogg(subtype, file.samplerate, file.frames)
-        elif container != "flac" and subtype not in _SEEKABLE:
-            self._seek_limit = 0
-        self._subtype = subtype
-        num_samples = file.frames
+        subtype, num_samples = file.subtype, file.frames
+        if container == "ogg" and not self._allow_truncated:
+            page = self._damaged_end(subtype, file.samplerate, num_samples)
+            if page is not None:
+                raise _damaged_page(source, page)
         if num_samples >= _UNKNOWN:
             num_samples, scanned = sum(map(len, self._pieces(file, _UNKNOWN, "int16"))), True
         elif source.path is not None:
             self._opened = file
         lossless = container in ("flac", "ogg") and subtype.startswith("PCM")
-        self.info = AudioInfo(
+        info = AudioInfo(
             sample_rate=file.samplerate,
             num_samples=num_samples,
             channels=file.channels,
@@ -114,11 +145,11 @@ class SoundFileReader:
             bit_depth=_BIT_DEPTHS.get(subtype),
             scanned=scanned,
         )
-        if self.info.channels < 1 or self.info.sample_rate < 1:
+        if info.channels < 1 or info.sample_rate < 1:
             raise AudioFileError(
-                f"{source.name}: its header claims {self.info.channels} channels at "
-                f"{self.info.sample_rate} Hz; fetch it again"
+                f"{source.name}: its header claims {info.channels} channels at {info.sample_rate} Hz; fetch it again"
             )
+        return _Learnt(info, subtype, self._scan)
 
     def blocks(self, start: int, num_samples: int, *, integers: bool = False) -> Iterator[NDArray[Any]]:
         """As `Reader.blocks`."""
@@ -129,6 +160,8 @@ class SoundFileReader:
     def _blocks(
         self, start: int, num_samples: int, dtype: str, out: NDArray[np.float32] | None
     ) -> Iterator[NDArray[Any]]:
+        if self._subtype == "OPUS" and not self._allow_truncated:
+            self._check_gap(start + num_samples)
         part = self._mp3_part(start, num_samples) if self._container == "mp3" else None
         if part is not None:
             stream, skip = part
@@ -178,10 +211,10 @@ class SoundFileReader:
                 return
 
     def _file(self, stream: bytes | None = None) -> ForwardFile:
-        stream = self._stream if stream is None else stream
+        stream = self._whole_stream() if stream is None and self._scan is not None else stream
         try:
             if stream is not None:
-                return ForwardFile(io.BytesIO(stream))
+                return ForwardFile(_in_memory(stream))
             return ForwardFile(self._source.decodable(by_name=self._container is not None))
         except (soundfile.SoundFileError, RuntimeError, TypeError, OSError, ValueError) as error:
             head = self._source.read_at(0, 16)
@@ -191,23 +224,21 @@ class SoundFileReader:
                 "m4a, aac, webm"
             ) from error
 
+    def _whole_stream(self) -> bytes:
+        """The frames that are decoded instead of the file."""
+        assert self._scan is not None
+        if self._stream is None:
+            self._stream = self._scan.stream(self._source)
+        return self._stream
+
     def _damaged(self, error: Exception) -> AudioFileError:
         return AudioFileError(f"{self._source.name}: is cut or damaged ({reason_of(error)}): {SALVAGE}")
 
-    def _prepare_ogg(self, subtype: str, sample_rate: int, num_samples: int) -> None:
-        if not self._allow_truncated:
-            page = _ogg_ends.get(self._source, lambda: self._damaged_end(subtype, sample_rate, num_samples))
-            if page is not None:
-                raise _damaged_page(self._source, page)
-        self._seek_limit = 0
-        # Found out when something is to be sought: it takes a trial.
-        self._trial_rate = sample_rate if subtype == "VORBIS" else None
-
     def _limit(self) -> int | None:
         """Samples up to which seeking is exact; None for all."""
-        if self._trial_rate is not None:
-            rate, self._trial_rate = self._trial_rate, None
-            self._seek_limit = _vorbis_limits.get(self._source, lambda: self._vorbis_limit(rate))
+        if self._needs_trial:
+            self._needs_trial = False
+            self._seek_limit = _vorbis_limits.get(self._source, self._vorbis_limit)
         return self._seek_limit
 
     def _damaged_end(self, subtype: str, sample_rate: int, num_samples: int) -> ogg.OggPage | None:
@@ -243,7 +274,24 @@ class SoundFileReader:
         if self._container == "ogg":
             check_pages(self._source)
 
-    def _vorbis_limit(self, sample_rate: int) -> int:
+    def again(self) -> Callable[[Source], Reader] | None:
+        """As `Reader.again`."""
+        if self._scan is not None and len(self._scan.pieces) > _MAX_PIECES:
+            return None
+        return functools.partial(SoundFileReader, container=self._container, allow_truncated=False, learnt=self._learnt)
+
+    def _check_gap(self, stop: int) -> None:
+        """Raises where a page is missing before `stop`: libsndfile gives what follows in its place."""
+        granule = _opus_gaps.get(self._source, lambda: ogg.end_before_gap(self._source))
+        if granule is None:
+            return
+        sound = ogg.opus_samples(self._source, granule, self.info.sample_rate)
+        if stop > sound:
+            raise AudioFileError(
+                f"{self._source.name}: is damaged: pages are missing between its pages at sample {sound}; {SALVAGE}"
+            )
+
+    def _vorbis_limit(self) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
         first = [page.granule for page in ogg.first_pages(self._source) if page.granule != -1]
         last = [page.granule for page in ogg.last_pages(self._source) if page.granule != -1]
@@ -251,7 +299,7 @@ class SoundFileReader:
             return 0
         limit = last[-2] - _VORBIS_BLOCK
         # Beyond the 2 s that libsndfile decodes instead of seeking, and where it isn't silent.
-        position = _VORBIS_TRIAL_SECONDS * sample_rate
+        position = _VORBIS_TRIAL_SECONDS * self.info.sample_rate
         if position >= limit:
             return 0
         with self._file() as file:
@@ -274,8 +322,8 @@ class SoundFileReader:
             return 0
         return limit if np.array_equal(samples, sought) else 0
 
-    def _checked_mp3(self) -> tuple[bytes | None, bool]:
-        """(what to decode instead of the file, whether the file was scanned).
+    def _checked_mp3(self) -> tuple[mpeg.Scan | None, bool]:
+        """(the frames to decode instead of the file, whether the file was scanned).
 
         The Xing header in the first frame is trusted if the bytes it counts are the bytes there are. Without one,
         the frames are counted and put behind a new Xing header.
@@ -308,26 +356,38 @@ class SoundFileReader:
             )
         if claimed_frames and offset == 0 and scan.num_frames <= claimed_frames:
             return None, True
-        return scan.stream, True
+        return scan, True
 
     def _mp3_part(self, start: int, num_samples: int) -> tuple[bytes, int] | None:
         """(frames that decode to these samples, samples to skip); None to decode from the beginning."""
-        if self._subtype != "MPEG_LAYER_III" or self._allow_truncated or start < _MP3_INDEX_FRAMES * 1152:
+        if self._subtype != "MPEG_LAYER_III" or self._allow_truncated:
             return None
-        index = self._indexed()
+        index = _mp3_indices.known(self._source)
+        if index is None and start >= _MP3_INDEX_FRAMES * 1152:
+            index = self._indexed()
         if index is None:
             return None
         first, needed, last, skip = index.span(start, num_samples)
-        begin, end = int(index.offsets[first]), int(index.offsets[last])
-        frames = self._source.read_at(begin, end - begin) if self._stream is None else self._stream[begin:end]
+        if first == 0:
+            return None
+        frames = self._mp3_bytes(int(index.offsets[first]), int(index.offsets[last]))
         return index.stream(frames, first, needed, last), skip
+
+    def _mp3_bytes(self, begin: int, end: int) -> bytes:
+        """Bytes of what is decoded: the file, or its frames behind a Xing header."""
+        if self._scan is None:
+            return self._source.read_at(begin, end - begin)
+        if self._stream is None and len(self._scan.pieces) == 1:
+            moved = self._scan.pieces[0][0] - len(mpeg.xing_frame(self._scan.header, 0))
+            return self._source.read_at(begin + moved, end - begin)
+        return self._whole_stream()[begin:end]
 
     def _indexed(self) -> mpeg.FrameIndex | None:
         return _mp3_indices.get(self._source, self._mp3_index)
 
     def _mp3_index(self) -> mpeg.FrameIndex | None:
         """Where the frames lie, if the whole decode is these frames' decode with its beginning cut off."""
-        data = self._source.read_at(0, self._source.size) if self._stream is None else self._stream
+        data = self._source.read_at(0, self._source.size) if self._scan is None else self._whole_stream()
         index = mpeg.frame_index(data)
         if index is None or len(index.offsets) - 1 <= _MP3_TRIAL_FRAMES:
             return None
@@ -342,6 +402,25 @@ class SoundFileReader:
         with self._file() as file:
             same = np.array_equal(file.read(length, dtype="float32", always_2d=True), decoded)
         return index if same else None
+
+
+def _in_memory(data: bytes) -> int | io.BytesIO:
+    """What libsndfile opens: where there is such a thing, a descriptor of memory.
+
+    It is read without calls back into Python, for each of which a thread would wait for its turn.
+    """
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            descriptor = os.memfd_create("codec", os.MFD_CLOEXEC)
+            try:
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(descriptor, data[done:] if done else data, done)
+            except OSError:
+                os.close(descriptor)
+                raise
+            return descriptor
+    return io.BytesIO(data)
 
 
 def check_pages(source: Source) -> None:

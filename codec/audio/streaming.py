@@ -8,11 +8,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from codec.audio.info import Reader
 from codec.audio.opening import AudioSource, Source
-from codec.audio.reading import _check_finite, _open, _put, _report_short, check_arguments
+from codec.audio.readers import open_reader
+from codec.audio.reading import Span, check_arguments, check_finite, put, report_short, span_of
 from codec.audio.resampling import native_span, resample
-from codec.errors import AudioFileError, InputError
+from codec.errors import InputError
 from codec.frames import resampled_length
+
+# Samples of the file that are resampled at once: always these, so that the result is the same, to the bit, in pieces of
+# any size.
+_RESAMPLED_AT_ONCE = 1 << 18
 
 
 def stream_audio(
@@ -20,63 +26,95 @@ def stream_audio(
     *,
     start_sample: int = 0,
     num_samples: int | None = None,
+    sample_rate: int | None = None,
+    mono: bool = False,
     piece_samples: int = 1 << 20,
 ) -> Iterator[Tensor]:
-    """Reads an audio file, or an excerpt of one, piece by piece, at its own rate.
+    """Reads an audio file, or an excerpt of one, piece by piece.
 
-    Joined, the pieces are `read_audio(path, start_sample=…, num_samples=…)`, bit by bit. The file is decoded once:
-    formats that can only be decoded from their beginning take no longer than others. (What only FFmpeg reads is
-    decoded whole, and takes that memory.)
+    Joined, the pieces are `read_audio` with the same options: bit by bit, and after resampling to float rounding. The
+    file is opened and decoded once: formats that can only be decoded from their beginning take no longer than others.
+    Memory is that of a few pieces. (What only FFmpeg reads is decoded whole, and takes that memory.)
 
     Args:
         path: A path, an fsspec URL, the file's bytes or a seekable binary file object.
-        start_sample: First sample.
+        start_sample: First sample, at `sample_rate` if it is given.
         num_samples: Samples to read; all from `start_sample` on if None.
+        sample_rate: Hz of the result; the file's own if None.
+        mono: Average the channels.
         piece_samples: Samples per piece; the last one may be shorter.
 
     Yields:
-        float32 `[C, n]`.
+        float32 `[C, n]`. Those before the place where a file is cut or damaged come before the error, unless the whole
+        file was asked for and its headers or checksums tell.
 
     Raises:
         AudioFileError: The file is missing, empty, cut, damaged, no audio, or holds NaN or infinite samples.
         InputError: A bad argument, or a range beyond the file's end.
     """
-    check_arguments(start_sample, num_samples, None, torch.float32)
-    check_arguments(0, piece_samples, None, torch.float32)
+    check_arguments(start_sample, num_samples, sample_rate, torch.float32)
+    if isinstance(piece_samples, bool) or not isinstance(piece_samples, int) or piece_samples < 1:
+        raise InputError(f"piece_samples is {piece_samples!r}; it must be an integer of at least 1")
     with Source(path) as source:
-        reader = _open(source, False)
-        length = reader.info.num_samples
-        if length == 0:
-            raise AudioFileError(f"{source.name}: holds no samples; remove it")
-        stop = length if num_samples is None else start_sample + num_samples
-        if start_sample >= length or stop > length:
-            raise InputError(
-                f"{source.name}: samples {start_sample} … {stop} were asked for, it has {length}; ask for less"
-            )
-        if stop - start_sample == length:
+        reader = open_reader(source, False)
+        span = span_of(source.name, reader.info, start_sample, num_samples, sample_rate)
+        if span.whole:
             reader.check()
-        is_float = reader.info.codec in ("float", "double")
-        position = start_sample
-        piece, filled = _piece(reader.info.channels, stop - position, piece_samples), 0
-        for block in reader.blocks(start_sample, stop - start_sample):
-            taken = 0
-            while taken < len(block):
-                part = block[taken : taken + piece.shape[1] - filled]
-                _put(part, piece.numpy()[:, filled : filled + len(part)])
-                taken += len(part)
-                filled += len(part)
-                if filled == piece.shape[1]:
-                    if is_float:
-                        _check_finite(source, piece, position)
-                    yield piece
-                    position += filled
-                    piece, filled = _piece(reader.info.channels, stop - position, piece_samples), 0
-        if position + filled < stop:
-            _report_short(source, position + filled, stop, False)
+        if span.sample_rate == reader.info.sample_rate:
+            yield from _decoded(source.name, reader, span, mono, piece_samples)
+        else:
+            yield from _cut(_resampled(source.name, reader, span, mono), piece_samples)
 
 
-def _piece(channels: int, left: int, piece_samples: int) -> Tensor:
-    return torch.empty(channels, min(left, piece_samples))
+def _decoded(name: str, reader: Reader, span: Span, mono: bool, size: int) -> Iterator[Tensor]:
+    """The file's samples `[first, last)` in waves `[C, size]`, the last one shorter."""
+    is_float = reader.info.codec in ("float", "double")
+    position, channels = span.first, reader.info.channels
+    piece, filled = torch.empty(channels, min(span.last - position, size)), 0
+    for block in reader.blocks(span.first, span.last - span.first):
+        taken = 0
+        while taken < len(block):
+            part = block[taken : taken + piece.shape[1] - filled]
+            put(part, piece.numpy()[:, filled : filled + len(part)])
+            taken += len(part)
+            filled += len(part)
+            if filled == piece.shape[1]:
+                if is_float:
+                    check_finite(name, piece, position)
+                yield piece.mean(dim=0, keepdim=True) if mono and channels > 1 else piece
+                position += filled
+                piece, filled = torch.empty(channels, min(span.last - position, size)), 0
+    if position + filled < span.last:
+        report_short(name, position + filled, span.last, False)
+
+
+def _resampled(name: str, reader: Reader, span: Span, mono: bool) -> Iterator[Tensor]:
+    """The result in waves of any lengths."""
+    resampler = StreamResampler(reader.info.sample_rate, span.sample_rate)
+    skip, left, position = span.skip, span.stop - span.start, span.first
+    for piece in _decoded(name, reader, span, mono, _RESAMPLED_AT_ONCE):
+        position += piece.shape[1]
+        wave = resampler.push(piece, last=position == span.last)
+        wave, skip = wave[:, skip:], max(0, skip - wave.shape[1])
+        wave = wave[:, :left]
+        left -= wave.shape[1]
+        yield wave
+
+
+def _cut(waves: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    """The same samples in waves `[C, size]`, the last one shorter."""
+    parts: list[Tensor] = []
+    have = 0
+    for wave in waves:
+        parts.append(wave)
+        have += wave.shape[1]
+        if have >= size:
+            joined = torch.cat(parts, 1)
+            whole = have // size * size
+            yield from torch.split(joined[:, :whole], size, dim=1)
+            parts, have = [joined[:, whole:]], have - whole
+    if have:
+        yield torch.cat(parts, 1)
 
 
 class StreamResampler:

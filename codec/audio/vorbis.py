@@ -8,7 +8,8 @@ its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,11 @@ from torch import Tensor
 
 from codec.audio import ffmpeg, ogg
 from codec.audio.facts import Facts
-from codec.audio.info import SALVAGE, AudioInfo
+from codec.audio.info import SALVAGE, AudioInfo, Reader
 from codec.audio.opening import Source
 from codec.audio.sndfile import SoundFileReader, check_pages
 from codec.errors import AudioFileError
 
-# The longest block. What comes out of a span's first page begins no later than this behind the page before.
-_BLOCK = 8192
 # Headers longer than this (pictures) would be decoded again with each excerpt.
 _MAX_HEADERS = 1 << 16
 # FFmpeg gives three channels and more in another order.
@@ -37,22 +36,24 @@ _SAMPLES_AT_ONCE = 1 << 21
 _TRIAL_PAGES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stream:
     """A vorbis stream that fills its file, from sample 0 on.
 
     Attributes:
         num_header_bytes: Bytes before the first page of audio.
         serial: The stream's number.
+        block: Samples of its longest block. What comes out of a span's first page begins no later than this behind the
+            page before.
         info: What the reader says of it.
     """
 
     num_header_bytes: int
     serial: int
+    block: int
     info: AudioInfo
 
 
-_streams: Facts[Stream | None] = Facts(100_000)
 _trials: Facts[bool] = Facts(100_000)
 
 
@@ -66,7 +67,7 @@ def vorbis_reader(source: Source) -> VorbisReader | None:
         or ffmpeg.torchcodec_decoder()[0] is None
     ):
         return None
-    stream = _streams.get(source, lambda: _examined(source))
+    stream = _examined(source)
     return None if stream is None else VorbisReader(source, stream)
 
 
@@ -81,6 +82,7 @@ def _examined(source: Source) -> Stream | None:
         or not reader.info.num_samples
     ):
         return None
+    block = 1 << (source.read_at(56, 1)[0] >> 4)
     packets = 0
     for page in ogg.pages_from(source, 0):
         if page.serial != last[0].serial:
@@ -90,7 +92,7 @@ def _examined(source: Source) -> Stream | None:
             end = page.offset + page.num_bytes
             # Audio begins with a page of its own.
             whole = packets == 3 and end < source.size and end <= _MAX_HEADERS
-            return Stream(end, page.serial, reader.info) if whole else None
+            return Stream(end, page.serial, block, reader.info) if whole else None
     return None
 
 
@@ -146,6 +148,10 @@ class VorbisReader:
         """As `Reader.check`."""
         check_pages(self._source)
 
+    def again(self) -> Callable[[Source], Reader]:
+        """As `Reader.again`."""
+        return functools.partial(VorbisReader, stream=self._stream)
+
     def _trial(self) -> bool:
         """Whether the first pages end where they say, and give the same without the very first one."""
         pages = []
@@ -158,16 +164,18 @@ class VorbisReader:
         whole, part = self._pages(pages), self._pages(pages[1:])
         if whole is None or part is None or whole.shape[1] != pages[-1].granule:
             return False
-        behind = pages[-1].granule - pages[0].granule - _BLOCK
+        behind = pages[-1].granule - pages[0].granule - self._stream.block
         return 0 < behind <= part.shape[1] and torch.equal(whole[:, -part.shape[1] :], part)
 
     def _part(self, start: int, stop: int) -> Tensor | None:
         """`[C, stop - start]`; None if its pages aren't what they say."""
         begin = self._stream.num_header_bytes
-        offset = ogg.find_page(self._source, self._stream.serial, start - _BLOCK, begin, self.info.num_samples)
+        offset = ogg.find_page(
+            self._source, self._stream.serial, start - self._stream.block, begin, self.info.num_samples
+        )
         pages: list[ogg.OggPage] = []
         for page in ogg.pages_from(self._source, offset):
-            if 0 <= page.granule <= start - _BLOCK:
+            if 0 <= page.granule <= start - self._stream.block:
                 pages.clear()
             pages.append(page)
             if page.granule >= stop:

@@ -22,9 +22,6 @@ from codec.sources.items import COLUMNS, Items, read_manifest
 from codec.spec import CodecSpec
 from codec.tokens import PackedBatch, TokenStore
 
-STREAM_SAMPLES = 1 << 18
-"""Samples decoded at once by `stream`."""
-
 
 class AudioFiles(Source):
     """Audio files as a source of waves, resampled and mixed to mono as they are read.
@@ -154,22 +151,11 @@ class AudioFiles(Source):
 
         See `Source.stream`; joined, the pieces are the same for every size, to the bit.
         """
-        from codec.audio.blocks import wave_blocks  # decoders; token stores need none
-
         if size < 1:
             raise InputError(f"size is {size}; it must be at least 1 sample")
-        path, parts, have = self._items.path(self._number(key)), [], 0
-        # Cut at the same places whatever the size: resampling rounds differently at others.
-        for block in wave_blocks(path, STREAM_SAMPLES, sample_rate=self.sample_rate, mono=self._mono):
-            parts.append(block)
-            have += block.shape[1]
-            if have >= size:
-                joined = torch.cat(parts, 1)[None]
-                whole = have // size * size
-                yield from torch.split(joined[..., :whole], size, dim=-1)
-                parts, have = [joined[0, :, whole:]], have - whole
-        if have:
-            yield torch.cat(parts, 1)[None]
+        path = self._items.path(self._number(key))
+        for wave in audio.stream_audio(path, sample_rate=self.sample_rate, mono=self._mono, piece_samples=size):
+            yield wave[None]
 
     def save_manifest(self, path: PathLike) -> None:
         """Writes what was found out about the files as tab-separated text, for `AudioFiles(path)`.
