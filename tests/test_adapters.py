@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codec import load_codec
-from codec.adapters import base
+from codec.adapters import base, layers
 from codec.errors import InputError
 from codec.model import Codes
 
@@ -96,6 +96,30 @@ def test_a_ragged_batch_gives_what_each_row_gives_alone(codec):
         decoded = codec.decode(alone)[0]
         torch.testing.assert_close(wave[row, :, : single.shape[-1]], decoded, atol=ATOL, rtol=1e-5)
         assert wave[row, :, single.shape[-1] :].abs().sum() == 0
+
+
+@pytest.mark.parametrize("family", ["encodec_24", "encodec_48", "dac_16", "snac_24", "mimi"])
+def test_weights_kept_in_onednns_layout_give_the_same(family):
+    codec = loaded(family)
+    wave, codes = noise(codec, 30 * codec.spec.hop_length)[None], codec.encode(noise(codec, 3000)[None]).codes
+    with torch.no_grad():
+        assert layers.packs(wave) or not layers._HAS_PACKED
+        packed = codec.encoder.run(wave, None)[0], codec.decode(codes)
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert not layers.packs(wave)
+            plain = codec.encoder.run(wave, None)[0], codec.decode(codes)
+    for ours, theirs in zip(packed, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=0)
+
+
+def test_kept_weights_follow_the_weights():
+    own = torch.nn.Conv1d(8, 8, 3)
+    layer, x = layers.Conv(own, 1, 1), torch.randn(1, 8, 20)
+    with torch.no_grad():
+        before = layer(x, layers.FULL)[0]
+        own.weight.mul_(2)
+        own.bias.mul_(2)
+        torch.testing.assert_close(layer(x, layers.FULL)[0], 2 * before)
 
 
 @settings(deadline=None, max_examples=8, derandomize=True)

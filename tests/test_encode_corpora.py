@@ -15,7 +15,7 @@ import torch
 from conftest import DATA, encode_until_killed, num_ties, small_codec
 
 from codec.audio import StreamResampler, read_audio, resample, stream_audio, write_audio
-from codec.encode import EncodeSettings, encode_corpus, find_items, pipeline, scan, write_failures
+from codec.encode import EncodeSettings, encode_corpus, find_items, pipeline, scan, state, write_failures
 from codec.encode.measures import Levels, LoudnessMeter
 from codec.encode.pipeline import compose, compose_all
 from codec.encode.plan import _unit_cuts
@@ -136,6 +136,13 @@ def test_a_part_that_is_begun_again_sees_what_was_written_since(tmp_path, corpus
         _look_again(part, place, lookahead_codec.spec, settings)
         run.encode_part(lookahead_codec, part, place, settings, lambda *args: None)
     assert shards(tmp_path / "s") == shards(one_process)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_a_list_of_sources_with_a_cut_line_loses_that_line_alone(at_once, monkeypatch):
+    monkeypatch.setattr(state, "_LINES_AT_ONCE", at_once)
+    lines = ['{"channels":"mix"}', '["a",1,2,1]', '["b",1,', '["c",3,4,1]', '["d",5,6,1]']
+    assert list(state._rows(lines)) == [{"channels": "mix"}, ["a", 1, 2, 1], ["c", 3, 4, 1], ["d", 5, 6, 1]]
 
 
 def test_a_batch_that_was_cut_by_death_is_encoded_whole_again(tmp_path, corpus, lookahead_codec, monkeypatch):
@@ -414,7 +421,9 @@ def num_ties_of_encodec(codec, wave, ours, theirs):
             a, b = (layer.decode(codes[level, frame].view(1, 1))[0, :, 0].double() for codes in (ours, theirs))
             if not torch.equal(a, b):
                 gap = (residual - a).square().sum() - (residual - b).square().sum()
-                assert gap.abs() < 1e-5 * residual.square().sum(), f"frame {frame}, level {level} isn't a tie"
+                # Latents are float32: rounded by some 1e-7 of their size, which moves the gap by the entries' distance.
+                allowed = 2e-6 * latents[:, frame].norm() * (a - b).norm()
+                assert gap.abs() < allowed, f"frame {frame}, level {level} isn't a tie"
                 break
             residual = residual - a
     return len(frames)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from codec.adapters import seanet
 from codec.adapters.base import Adapter, fold_weight_norm, weights_hash
@@ -63,12 +64,15 @@ class _Quantizer(nn.Module):
 
     def encode(self, latents: Tensor, n_quantizers: int) -> Tensor:
         """Latents `[B, D, T]` → codes `[B, K, T]`."""
-        residual, codes = latents.float(), []
+        residual, codes = latents.float().transpose(1, 2).flatten(0, 1), []
         for layer in self.layers[:n_quantizers]:
-            indices = layer.encode(residual)
-            residual = residual - layer.decode(indices)
-            codes.append(indices)
-        return torch.stack(codes, 1)
+            entries: Tensor = layer.codebook.embed
+            # In the original's order of operations, for the same rounding.
+            distance = (-2 * residual) @ entries.t()
+            distance.add_(residual.pow(2).sum(1, keepdim=True)).add_(entries.pow(2).sum(1))
+            codes.append(distance.argmin(1))
+            residual = residual - F.embedding(codes[-1], entries)
+        return torch.stack(codes).view(len(codes), latents.shape[0], -1).transpose(0, 1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes `[B, K, T]` → latents `[B, D, T]`."""

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from codec.nn.kept import Kept
+
 PadMode = Literal["zero", "reflect", "replicate"]
 Span = tuple[int, int]
 
@@ -39,19 +41,39 @@ class Rows:
 
 FULL = Rows()
 
+_HAS_PACKED = hasattr(torch.ops.mkldnn, "_convolution_pointwise") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
 
 def time_major(x: Tensor) -> Tensor:
     """X `[B, C, N]`; on a CPU with a step's channels side by side in memory, where convolutions are faster."""
     return x[:, :, None].contiguous(memory_format=torch.channels_last)[:, :, 0] if x.device.type == "cpu" else x
 
 
-def conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int, groups: int
-) -> Tensor:
-    """A convolution that keeps the layout of `time_major`."""
-    if x.device.type != "cpu":
-        return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
-    return F.conv2d(x[:, :, None], weight[:, :, None], bias, (1, stride), (0, padding), (1, dilation), groups)[:, :, 0]
+def packs(x: Tensor) -> bool:
+    """Whether layers keep their weights in oneDNN's own layout for x, which saves converting them in every call."""
+    return (
+        _HAS_PACKED
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and torch._C._get_mkldnn_enabled()
+    )
+
+
+def zero_beyond(x: Tensor, lengths: Tensor, count: int) -> None:
+    """Writes zeros over the `count` steps after each row's end; on a CPU."""
+    for row, end in enumerate(lengths.tolist()):
+        x[row, :, end : end + count] = 0.0
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of x; one over all channels in the layout of `time_major`, which torch's own would leave."""
+    if not isinstance(norm, nn.GroupNorm) or norm.num_groups != 1 or x.device.type != "cpu":
+        out: Tensor = norm(x)
+        return out
+    steps = x.transpose(1, 2)
+    flat = F.layer_norm(steps.flatten(1), (steps[0].numel(),), eps=norm.eps)
+    return torch.addcmul(norm.bias, flat.view(steps.shape), norm.weight).transpose(1, 2)
 
 
 class Layer(nn.Module):
@@ -113,7 +135,10 @@ class Snake(Layer):
     def forward(self, x: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         """See `Layer`."""
         wave = torch.mul(x, self.alpha).sin_()
-        return torch.addcmul(x, wave * self.inverse, wave), rows
+        if x.requires_grad:
+            return torch.addcmul(x, wave * self.inverse, wave), rows
+        # Large tensors cost as much to allocate as to compute: there is one.
+        return torch.addcmul(x, wave.mul_(wave), self.inverse, out=wave), rows
 
 
 class Conv(Layer):
@@ -145,6 +170,7 @@ class Conv(Layer):
         self.left, self.right, self.mode, self.whole = left, right, mode, whole
         self.stride = int(conv.stride[0])
         self.reach = (int(conv.kernel_size[0]) - 1) * int(conv.dilation[0]) + 1
+        self._packed = Kept()
 
     def num_out(self, num_in: int) -> int:
         """See `Layer`."""
@@ -158,34 +184,65 @@ class Conv(Layer):
             raise Unbounded
         return first * self.stride - self.left, last * self.stride - self.left + self.reach - 1
 
-    def forward(self, x: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        """See `Layer`."""
+    def forward(self, x: Tensor, rows: Rows, *, plus: Tensor | None = None) -> tuple[Tensor, Rows]:
+        """See `Layer`; plus, of the output's shape, is added to it."""
+        if plus is not None and self.norm is not None:
+            out, rows = self(x, rows)
+            return plus + out, rows
         lengths, longest = rows.lengths, x.shape[-1]
-        own = self.conv
-        extra = self.stride - 1 if self.whole else 0
-        if lengths is None:
-            extra = -longest % self.stride if self.whole else 0
-            lengths_in = torch.full((x.shape[0],), longest, device=x.device)
-        else:
-            lengths_in = lengths
+        extra = 0
+        if self.whole:
+            extra = -longest % self.stride if lengths is None else self.stride - 1
         after = self.right + extra
-        if self.mode == "zero" and after == self.left and rows.lengths is None:
-            out = conv1d(x, own.weight, own.bias, self.stride, self.left, int(own.dilation[0]), own.groups)
+        # Nothing to copy where the convolution's own zeros do, with what is beyond the rows' ends made zero too.
+        in_place = x.device.type == "cpu" and not x.requires_grad
+        if after == self.left and (self.mode == "zero" or not after) and (lengths is None or in_place or not after):
+            if lengths is not None and after:
+                zero_beyond(x, lengths, after)
+            out = self._convolved(x, after, plus)
         else:
-            padded = F.pad(x[:, :, None], (self.left, after))[:, :, 0]
-            if after and (lengths is not None or self.mode != "zero"):
-                self._continue(padded, x, lengths_in, after)
-            if self.left and self.mode != "zero":
-                padded[..., : self.left] = self._before(x, lengths_in)
-            out = conv1d(padded, own.weight, own.bias, self.stride, 0, int(own.dilation[0]), own.groups)
+            out = self._convolved(self._padded(x, lengths, after), 0, plus)
         if self.norm is not None:
-            out = self.norm(out)
+            out = normed(self.norm, out)
         if lengths is not None:
             if self.whole:
                 lengths = -(-lengths // self.stride)
             else:
                 lengths = (lengths + (self.left + self.right - self.reach)) // self.stride + 1
         return out[..., : self.num_out(longest)], replace(rows, lengths=lengths)
+
+    def _padded(self, x: Tensor, lengths: Tensor | None, after: int) -> Tensor:
+        """Every row with what continues it on both sides."""
+        padded = F.pad(x[:, :, None], (self.left, after))[:, :, 0]
+        own = torch.full((x.shape[0],), x.shape[-1], device=x.device) if lengths is None else lengths
+        if after and (lengths is not None or self.mode != "zero"):
+            self._continue(padded, x, own, after)
+        if self.left and self.mode != "zero":
+            padded[..., : self.left] = self._before(x, own)
+        return padded
+
+    def _convolved(self, x: Tensor, padding: int, plus: Tensor | None) -> Tensor:
+        """The convolution of x, in the layout that x has, and a sum in the same pass."""
+        own, dilation = self.conv, int(self.conv.dilation[0])
+        out: Tensor
+        if x.device.type != "cpu":
+            out = F.conv1d(x, own.weight, own.bias, self.stride, padding, dilation, own.groups)
+            return out if plus is None else plus + out
+        image, weight = x[:, :, None], own.weight[:, :, None]
+        geometry = (0, padding), (1, self.stride), (1, dilation), own.groups
+        if not packs(x):
+            out = F.conv2d(image, weight, own.bias, geometry[1], geometry[0], geometry[2], own.groups)[:, :, 0]
+            return out if plus is None else plus + out
+        packed = self._packed.get(
+            (own.weight,), lambda: torch.ops.mkldnn._reorder_convolution_weight(weight, *geometry, image.shape)
+        )
+        if plus is None:
+            out = torch.ops.mkldnn._convolution_pointwise(image, packed, own.bias, *geometry, "none", [], "")
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise.binary(
+                image, plus[:, :, None], packed, own.bias, *geometry, "add", 1.0, None, [], ""
+            )
+        return out[:, :, 0]
 
     def _reflected(self, lengths: Tensor) -> Tensor:
         """The length about whose last step a row is reflected: the originals first lengthen very short rows."""
@@ -241,6 +298,7 @@ class ConvTranspose(Layer):
         self.trim_left, self.trim_right = trim_left, trim_right
         self.stride = int(conv.stride[0])
         self.reach = int(conv.kernel_size[0])
+        self._packed = Kept(), Kept()
 
     def num_out(self, num_in: int) -> int:
         """See `Layer`."""
@@ -256,20 +314,48 @@ class ConvTranspose(Layer):
         """See `Layer`."""
         lengths = rows.lengths
         if lengths is not None:
-            steps = torch.arange(x.shape[-1], device=x.device)
-            x = torch.where((steps < lengths[:, None])[:, None], x, 0.0)
+            x = self._ended(x, lengths)
             lengths = lengths * self.stride + (self.reach - self.stride - self.trim_left - self.trim_right)
         own = self.conv
-        if x.device.type == "cpu":
-            stride = (1, self.stride)
-            out = F.conv_transpose2d(x[:, :, None], own.weight[:, :, None], own.bias, stride, groups=own.groups)[
-                :, :, 0
-            ]
+        if packs(x) and self.reach == 2 * self.stride and own.groups == 1:
+            out = self._overlapped(x)
+        elif x.device.type == "cpu":
+            weight, stride = own.weight[:, :, None], (1, self.stride)
+            out = F.conv_transpose2d(x[:, :, None], weight, own.bias, stride, groups=own.groups)[:, :, 0]
         else:
             out = F.conv_transpose1d(x, own.weight, own.bias, self.stride, groups=own.groups)
         if self.norm is not None:
-            out = self.norm(out)
+            out = normed(self.norm, out)
         return out[..., self.trim_left : out.shape[-1] - self.trim_right], replace(rows, lengths=lengths)
+
+    def _ended(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """X, zero beyond its rows' ends."""
+        if x.device.type == "cpu" and not x.requires_grad:
+            zero_beyond(x, lengths, x.shape[-1])
+            return x
+        steps = torch.arange(x.shape[-1], device=x.device)
+        return torch.where((steps < lengths[:, None])[:, None], x, 0.0)
+
+    def _overlapped(self, x: Tensor) -> Tensor:
+        """Each step gives `stride` outputs at its place and as many after it: two products, the second added."""
+        own, (here, after) = self.conv, self._packed
+        steps = x.transpose(1, 2)
+        first = torch.ops.mkldnn._linear_pointwise(
+            F.pad(steps, (0, 0, 0, 1)), here.get((own.weight,), lambda: self._half(0)), self._bias(), "none", [], ""
+        )
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            F.pad(steps, (0, 0, 1, 0)), first, after.get((own.weight,), lambda: self._half(1)), None, "add"
+        )
+        return out.view(x.shape[0], -1, own.out_channels).transpose(1, 2)
+
+    def _half(self, which: int) -> Tensor:
+        """Half of the taps, as the weight of a linear layer, packed."""
+        taps = self.conv.weight.detach()[..., which * self.stride : (which + 1) * self.stride]
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(taps.permute(2, 1, 0).flatten(0, 1).contiguous())
+        return packed
+
+    def _bias(self) -> Tensor | None:
+        return None if self.conv.bias is None else self.conv.bias.repeat(self.stride)
 
 
 class Residual(Layer):
@@ -282,8 +368,16 @@ class Residual(Layer):
 
     def forward(self, x: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         """See `Layer`."""
-        out, rows_out = self.body(x, rows)
-        return (x if self.shortcut is None else self.shortcut(x, rows)[0]) + out, rows_out
+        base = x if self.shortcut is None else self.shortcut(x, rows)[0]
+        *first, last = self.body.layers
+        out, rows_out = x, rows
+        for layer in first:
+            out, rows_out = layer(out, rows_out)
+        if isinstance(last, Conv) and last.num_out(out.shape[-1]) == base.shape[-1]:
+            summed: tuple[Tensor, Rows] = last(out, rows_out, plus=base)
+            return summed
+        out, rows_out = last(out, rows_out)
+        return base + out, rows_out
 
     def span(self, first: int, last: int) -> Span:
         """See `Layer`."""

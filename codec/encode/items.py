@@ -62,6 +62,11 @@ class Item:
         return self.path if self.member is None else f"{self.path}: {self.key.rsplit('/', 1)[-1]}"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is all of its audio, without metadata."""
+        return self.start is None and self.stop is None and self.channel is None and self.meta is None
+
+    @property
     def span(self) -> str | None:
         """Start, stop and channel as text; None for a whole file."""
         if self.start is None and self.stop is None and self.channel is None:
@@ -74,8 +79,12 @@ def guessed_seconds(item: Item) -> float:
     if item.start is not None and item.stop is not None:
         return float(item.stop - item.start)
     name = item.path if item.member is None else item.key
-    rate = _RATES.get(name[name.rfind(".") :].lower(), _OTHER_RATE)
-    return max(0.1, item.num_bytes / rate)
+    return max(0.1, item.num_bytes / _RATES.get(_suffix(name), _OTHER_RATE))
+
+
+def _suffix(name: str) -> str:
+    """From the last "." on, in small letters: what of a file with a suffix is its suffix."""
+    return name[name.rfind(".") :].lower()
 
 
 def find_items(
@@ -185,10 +194,9 @@ def _folder(top: str, recursive: bool, glob: str | None, meta: Sequence[str] | N
 
     items: list[Item] = []
     for key, path, status in _walk(top, recursive):
-        suffix = os.path.splitext(key)[1].lower()
         if glob is not None and not fnmatch.fnmatch(key, glob):
             continue
-        if suffix in AUDIO_SUFFIXES:
+        if _suffix(key) in AUDIO_SUFFIXES:
             items.append(_file(key, path, status))
         elif archives.is_archive(key):
             items += archives.list_archive(key, path, meta)
@@ -261,13 +269,12 @@ def _remote(url: str, recursive: bool, glob: str | None, meta: Sequence[str] | N
             continue
         inside = path[len(folder) :].strip("/")
         key = inside or path.rsplit("/", 1)[-1]
-        suffix = os.path.splitext(key)[1].lower()
         if inside and ((glob is not None and not fnmatch.fnmatch(inside, glob)) or _hidden(inside)):
             continue
         full = system.unstrip_protocol(path)
         if archives.is_archive(key):
             items += archives.list_archive(key, full, meta)
-        elif suffix in AUDIO_SUFFIXES or not inside:
+        elif _suffix(key) in AUDIO_SUFFIXES or not inside:
             items.append(Item(key, full, num_bytes=int(facts.get("size") or -1), mtime_ns=_changed(facts)))
     return folder.rsplit("/", 1)[-1], items
 
