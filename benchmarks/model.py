@@ -1,21 +1,21 @@
 """Encoding and decoding beside EnCodec, DAC, SNAC, Vocos and Mimi, streams, and rounding; writes model.md.
 
-    python benchmarks/model.py [--peers FOLDER] [--quick]
+    python benchmarks/model.py [--peers FOLDER]              # one thread: the page, 5 minutes of one core
+    python benchmarks/model.py [--peers FOLDER] --threads 2  # two threads: renews that section of the page
 
 FOLDER is where `pip install --target FOLDER --no-deps encodec descript-audio-codec snac vocos` put the peers that the
 environment itself lacks; those that can't be imported are left out. All have random weights, which cost the same, and
-their published configurations. Each thread count runs in a process of its own, all codecs in interleaved rounds; the
-median of three counts: of the CPU time on one thread, of the elapsed time on two. --quick: one round.
+their published configurations. All codecs run in interleaved rounds; the median of three counts: of the CPU time on one
+thread, of the elapsed time on two. What takes over 2 s is run once. --quick: one round.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import types
@@ -31,12 +31,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from codec import load_codec
 from codec.audio import find_audio, read_audio
-from codec.model import SoundStream, SoundStreamConfig, StreamDecoder, StreamEncoder
+from codec.model import Codes, SoundStream, SoundStreamConfig, StreamDecoder, StreamEncoder
 from codec.nn import linear
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 SECONDS = 2
 FLAGSHIP = "spectral, bfloat16"
+TWO_THREADS = "## Two threads"
+LONG_CALL_SECONDS = 2.0
+LOAD = os.getloadavg()[0]
 Call = Callable[[], Any]
 
 
@@ -205,14 +208,20 @@ def contenders(folder: str | None) -> dict[str, Contender]:
 
 
 def median_times(calls: dict[str, Call], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of each call, in interleaved rounds after one to warm up."""
+    """Median seconds of each call, in interleaved rounds after one to warm up, which is a long call's only one."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    long: set[str] = set()
     for round_ in range(rounds + 1):
         for name, call in calls.items():
+            if name in long:
+                continue
             start = clock()
             call()
-            if round_:
-                times[name].append(clock() - start)
+            seconds = clock() - start
+            if round_ == 0 and seconds > LONG_CALL_SECONDS:
+                long.add(name)
+            if round_ or name in long:
+                times[name].append(seconds)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -226,6 +235,46 @@ def speeds(found: dict[str, Contender], rounds: int, clock: Callable[[], float])
             calls[f"{name}/{batch}/decode"] = contender.decode(batch)
     medians = median_times(calls, rounds, clock)
     return {key: SECONDS * int(key.split("/")[1]) / seconds for key, seconds in medians.items()}
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in what a codec returns, in their order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Codes):
+        return [value.codes]
+    values = value.values() if hasattr(value, "values") else value if isinstance(value, list | tuple) else []
+    return [tensor for part in values for tensor in tensors_of(part)]
+
+
+def apart(contender: Contender) -> tuple[float | None, float]:
+    """How a row of two comes out otherwise than alone.
+
+    Returns:
+        The share of its codes, None without an encoder; and its wave's largest difference over its largest sample, NaN
+        where decoding adds noise.
+    """
+    differing = None
+    if contender.encode(1) is not None:
+        wave = contender.wave(2)
+        both, alone = (
+            [t for t in tensors_of(contender._encode(x)) if not t.is_floating_point() and t.ndim > 1]
+            for x in (wave, wave[1:])
+        )
+        # Each has its batch axis elsewhere: the only one that differs.
+        pairs = [(a.select(axis_of(a, b), 1), b.select(axis_of(a, b), 0)) for a, b in zip(both, alone, strict=True)]
+        differing = sum(int((a != b).sum()) for a, b in pairs) / sum(a.numel() for a, _ in pairs)
+    make, decode = contender._decode
+    codes = make(2, SECONDS)
+    single = [c[1:] for c in codes] if isinstance(codes, list) else codes[1:]
+    a, b, again = (max(tensors_of(decode(c)), key=lambda t: t.numel()).float() for c in (codes, single, single))
+    deviation = float((a[1] - b[0]).abs().max() / b.abs().max())
+    return differing, deviation if torch.equal(b, again) else math.nan
+
+
+def axis_of(a: Tensor, b: Tensor) -> int:
+    """The axis on which two shapes differ."""
+    return next(i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n)
 
 
 def sizes(contender: Contender) -> tuple[float, float | None, float]:
@@ -344,7 +393,8 @@ def rounding() -> dict[str, Any]:
     }
 
 
-def worker(threads: int, folder: str | None, quick: bool) -> dict[str, Any]:
+def measured(threads: int, folder: str | None, quick: bool) -> dict[str, Any]:
+    """All that the page has of one thread, or of two."""
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
     with torch.no_grad():
@@ -353,16 +403,18 @@ def worker(threads: int, folder: str | None, quick: bool) -> dict[str, Any]:
         stages: dict[str, Callable[[], Any]] = {"speeds": lambda: speeds(found, rounds, clock)}
         if threads == 1:
             stages |= {
+                "apart": lambda: {n: apart(c) for n, c in found.items()},
                 "sizes": lambda: {n: sizes(c) for n, c in found.items() if not n.endswith("bfloat16")},
                 "kernels": lambda: kernels(rounds, clock),
-                "streams": lambda: streams(5 if quick else 40, clock),
+                "streams": lambda: streams(5 if quick else 20, clock),
                 "rounding": rounding,
             }
         result: dict[str, Any] = {}
         for name, measure in stages.items():
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             result[name] = measure()
-            print(f"{threads} threads, {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            spent = time.process_time() - cpu
+            print(f"{name}: {time.perf_counter() - start:.0f} s, {spent:.0f} s of CPU", file=sys.stderr, flush=True)
     return result
 
 
@@ -378,23 +430,40 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def page(results: dict[int, dict[str, Any]], quick: bool) -> str:
-    one = results[1]
-    names = list(dict.fromkeys(key.split("/")[0] for key in one["speeds"]))
+def speed_rows(measured: dict[str, float], apart: dict[str, Any] | None = None) -> list[list[str]]:
     rows = []
-    for name in names:
+    for name in dict.fromkeys(key.split("/")[0] for key in measured):
         row = [name]
-        for batch in ("1", "32"):
-            for threads in (1, 2):
-                for direction in ("encode", "decode"):
-                    found = results[threads]["speeds"]
-                    keys = [f"{name}/{n}/{direction}" for n in ((batch,) if batch == "1" else (batch, "4"))]
-                    row.append(number(next((found[k] for k in keys if k in found), None)))
+        largest = max(int(key.split("/")[1]) for key in measured if key.startswith(f"{name}/"))
+        for batch in (1, largest):
+            for direction in ("encode", "decode"):
+                row.append(number(measured.get(f"{name}/{batch}/{direction}")))
+        if largest == 1:
+            row[3:] = ["–", "–"]
+        if apart is not None:
+            codes, wave = apart[name]
+            row += [
+                "–" if codes is None else f"{100 * codes:.3g} %",
+                "adds noise" if math.isnan(wave) else f"{wave:.0e}",
+            ]
         rows.append(row)
-    header = [
-        "× real time",
-        *(f"{b}, {t} thr., {d}" for b in ("1 × 2 s", "batch") for t in (1, 2) for d in ("enc", "dec")),
-    ]
+    return rows
+
+
+SPEED_HEADER = ["× real time", "1 × 2 s, encode", "1 × 2 s, decode", "batch, encode", "batch, decode"]
+
+
+def two_threads_section(measured: dict[str, float]) -> str:
+    return f"""{TWO_THREADS}
+
+{where()}; elapsed time, otherwise as above.
+
+{table(SPEED_HEADER, speed_rows(measured))}
+"""
+
+
+def page(one: dict[str, Any], two_threads: str, quick: bool) -> str:
+    names = list(dict.fromkeys(key.split("/")[0] for key in one["speeds"]))
     best = {name: max(v for k, v in one["speeds"].items() if k.split("/")[::2] == [name, "decode"]) for name in names}
     ratio_rows = []
     for peer, wanted in (("EnCodec", 15), ("Vocos", 4), ("DAC", 150), ("SNAC", None), ("Mimi", None)):
@@ -426,12 +495,13 @@ def page(results: dict[int, dict[str, Any]], quick: bool) -> str:
     flip_rows = [[name, f"{n} ({100 * n / r['codes']:.2f} %)", str(first)] for name, (n, first) in r["flips"].items()]
     return f"""# Encoding and decoding
 
-{date.today()}, {cpu_name()}, torch {torch.__version__}; `python benchmarks/model.py{" --quick" * quick}`.
-× real time: seconds of audio per second, of CPU time on one thread, elapsed on two; higher is faster. Batches are
-32 × 2 s, of EnCodec, Vocos and Mimi 4 × 2 s. All at their own sample rates and published configurations with random
-weights.
+{where()}; `python benchmarks/model.py{" --quick" * quick}`.
+× real time: seconds of audio per second of CPU time on one thread; higher is faster. Batches are 32 × 2 s, of EnCodec,
+Vocos and Mimi 4 × 2 s. All at their own sample rates and published configurations with random weights. *Apart*: how a
+row comes out in a batch of two and alone: the share of its codes that differ, and the largest difference of its wave
+over its largest sample. (Rows of different lengths are the tests' matter; the peers take only equal ones.)
 
-{table(header, rows)}
+{table([*SPEED_HEADER, "apart, codes", "apart, wave"], speed_rows(one["speeds"], one["apart"]))}
 
 Decoding beside peers, one thread, each at its best batch and in its faster implementation: × real time of the peer,
 then how many times as fast ours is. The goal is of the flagship against a peer's float32, which is how peers come; the
@@ -465,7 +535,12 @@ what is left for all codebooks after it):
 
 Decoded by bfloat16 weights the clips differ from float32 by a noise {r["snr_db"]:.1f} dB below the signal,
 {r["peak"]:.4f} of full scale at most. Corpora are encoded in float32 (the default); bfloat16 is for decoding.
-"""
+
+{two_threads}"""
+
+
+def where() -> str:
+    return f"{date.today()}, {cpu_name()}, load {LOAD:.1f} at the start, torch {torch.__version__}"
 
 
 def cpu_name() -> str:
@@ -477,25 +552,21 @@ def cpu_name() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="folder with peers installed by pip --target")
+    parser.add_argument("--threads", type=int, choices=(1, 2), default=1)
     parser.add_argument("--quick", action="store_true", help="one round only")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.peers:
         sys.path.append(arguments.peers)
-    if arguments.worker:
-        print(json.dumps(worker(arguments.worker, arguments.peers, arguments.quick)))
-        return
-    results = {}
-    for threads in (1, 2):
-        command = [sys.executable, __file__, "--worker", str(threads)]
-        command += ["--peers", arguments.peers] * bool(arguments.peers) + ["--quick"] * arguments.quick
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        print(output.stderr[-2000:], file=sys.stderr)
-        results[threads] = json.loads(output.stdout.splitlines()[-1])
-    text = page(results, arguments.quick)
-    Path(__file__).with_suffix(".md").write_text(text)
+    target = Path(__file__).with_suffix(".md")
+    before = target.read_text() if target.exists() else ""
+    result = measured(arguments.threads, arguments.peers, arguments.quick)
+    if arguments.threads == 1:
+        kept = before[before.index(TWO_THREADS) :] if TWO_THREADS in before else ""
+        text = page(result, kept, arguments.quick)
+    else:
+        text = before.split(TWO_THREADS)[0].rstrip() + "\n\n" + two_threads_section(result["speeds"])
+    target.write_text(text.rstrip() + "\n")
     print(text)
 
 

@@ -24,6 +24,7 @@ class CodecSpec:
         codebook_size: Entries per codebook, V.
         encode_context: (left, right) frames of wave around a frame on which its codes depend; None if unbounded.
         decode_context: (left, right) frames of codes around a frame on which its wave depends; None if unbounded.
+        codes_of: The codec whose encoder and codebooks this one has, with a decoder of its own; None for most codecs.
     """
 
     name: str
@@ -35,6 +36,7 @@ class CodecSpec:
     codebook_size: int
     encode_context: tuple[int, int] | None
     decode_context: tuple[int, int] | None
+    codes_of: CodecSpec | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -87,22 +89,32 @@ class CodecSpec:
         """Frames that cover `num_samples` samples."""
         return frames.num_frames(num_samples, self.hop_length)
 
+    @property
+    def token_spec(self) -> CodecSpec:
+        """What token files carry: this, or the codec whose codes these are.
+
+        So the files of all codecs that share an encoder and codebooks are the same, and any of them reads them.
+        """
+        return self.codes_of or self
+
     def check_tokens(self, tokens: CodecSpec) -> None:
         """Raises `TokenFileError` if `tokens` are not of this codec: decoding them would give noise."""
-        if tokens.weights_hash != self.weights_hash:
+        if tokens.weights_hash not in (self.weights_hash, self.token_spec.weights_hash):
+            origin = f", with the codes of {self.codes_of.weights_hash[:12]}…" if self.codes_of else ""
             raise TokenFileError(
                 f"the tokens are of {tokens.name} ({tokens.weights_hash[:12]}…), this codec is {self.name} "
-                f"({self.weights_hash[:12]}…); load the codec that wrote them"
+                f"({self.weights_hash[:12]}…{origin}); load the codec that wrote them"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON types."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """The fields as JSON types, as a token file holds them: without `codes_of`."""
+        values = {k: v for k, v in asdict(self).items() if k != "codes_of"}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> CodecSpec:
         """The inverse of `to_dict`; unknown or missing fields raise `InputError`."""
-        known = set(cls.__dataclass_fields__)
+        known = set(cls.__dataclass_fields__) - {"codes_of"}
         if set(fields) != known:
             raise InputError(f"codec spec has fields {sorted(fields)}; it must have exactly {sorted(known)}")
         tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

@@ -292,6 +292,11 @@ def test_a_checkpoint_of_another_architecture_is_refused(recipe, tmp_path, looka
     for key, value in (("model.latent_dim", "16"), ("adversarial.kinds", "[stft]"), ("optim.balance", "true")):
         with pytest.raises(ConfigError, match=rf"last.ckpt is of another run: {key} is .*give another run.output"):
             train(load_config(recipe, {key: value}), progress=False)
+    state = torch.load(tmp_path / "run" / "last.ckpt", weights_only=False)
+    del state["config"]["optim"]["matrix_learning_rate"]  # as before there was a second optimiser
+    torch.save(state, tmp_path / "run" / "last.ckpt")
+    with pytest.raises(ConfigError, match=r"written by another version of this program.*--run.init_from"):
+        train(load_config(recipe), progress=False)
     (tmp_path / "run" / "last.ckpt").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"last.ckpt can't be read"):
         train(load_config(recipe), progress=False)
@@ -314,6 +319,76 @@ def test_a_run_starts_from_a_checkpoint_and_trains_the_parts_it_is_told_to(recip
             assert torch.equal(codec.decode(codes), lookahead_codec.decode(codes))
     line = read_logs(tmp_path / "decoder")[0]
     assert line["train/perplexity_first"] > 1  # quantizes from the first step
+
+
+@pytest.mark.parametrize("parts", ["all", "decoder", "mel_head"])
+def test_each_parameter_has_one_optimiser_and_matrices_have_muon(recipe, tmp_path, lookahead_codec, parts):
+    lookahead_codec.save(tmp_path / "small")
+    settings = {**ADVERSARIAL, "optim.parts": parts, "run.init_from": str(tmp_path / "small")}
+    if parts == "mel_head":
+        settings["adversarial.kinds"] = "[]"
+    module = CodecTraining(load_config(recipe, settings))
+    optimizers, schedules = module.configure_optimizers()
+    owned = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+    trained = [id(p) for p in module.model.parameters() if p.requires_grad]
+    judges = [] if module.discriminators is None else [id(p) for p in module.discriminators.parameters()]
+    assert sorted(i for ids in owned for i in ids) == sorted(trained + judges)
+    names = {id(p): name for name, p in module.model.named_parameters()}
+    by_muon = {
+        names[i] for o, ids in zip(optimizers, owned, strict=True) if isinstance(o, torch.optim.Muon) for i in ids
+    }
+    if parts == "mel_head":
+        assert not by_muon and len(schedules) == 1
+    else:
+        assert {"decoder.embed.weight", "decoder.coarse.blocks.0.expand.weight"} <= by_muon
+        assert ("encoder.stack.weight" in by_muon) == (parts == "all")
+        assert not any("mel" in name or "conv" in name for name in by_muon)
+        assert len(schedules) == 2
+
+
+def test_both_learning_rates_rise_and_fall(recipe, tmp_path):
+    train(load_config(recipe, {"optim.decay_share": "0.5", "optim.matrix_learning_rate": "4e-3"}), progress=False)
+    state = torch.load(tmp_path / "run" / "last.ckpt", weights_only=False)
+    adam, muon = (optimizer["param_groups"][0] for optimizer in state["optimizer_states"])
+    assert (adam["initial_lr"], muon["initial_lr"]) == (1e-3, 4e-3)
+    assert adam["lr"] / 1e-3 == pytest.approx(muon["lr"] / 4e-3) == pytest.approx(0.02)
+    assert state["global_step"] == 12
+
+
+FREED_MEMORY = """
+import resource, sys
+from codec.train import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+import torch
+def faults(count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        torch.ones(16_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(3)
+print(faults(10))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux's C library")
+def test_freed_memory_is_kept():
+    def faults(how):
+        command = [sys.executable, "-c", FREED_MEMORY, how]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert faults("kept") < 100  # 64 MB are 15,600 pages
+    assert faults("given back") > 10_000
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_losses_are_the_losses(recipe):
+    torch.manual_seed(0)
+    waves = torch.randn(2, 1, 4000) * 0.1, torch.randn(2, 1, 4000) * 0.1
+    plain, compiled = (CodecTraining(load_config(recipe, {"run.compile": flag})) for flag in ("false", "true"))
+    assert compiled.spectral._compiled_call_impl is not None and plain.spectral._compiled_call_impl is None
+    assert plain.state_dict().keys() == compiled.state_dict().keys()
+    torch.testing.assert_close(compiled.spectral(*waves), plain.spectral(*waves), rtol=1e-4, atol=1e-5)
 
 
 def test_the_average_gets_all_that_k_means_sets(recipe, monkeypatch):

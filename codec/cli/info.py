@@ -35,7 +35,13 @@ def info(
         from codec.loading import load_codec
 
         spec = load_codec(path).spec
-        facts = {**spec.to_dict(), "bitrate_bps": float(spec.bitrate_bps), "frame_rate": float(spec.frame_rate)}
+        shared = {"codes_of": f"{spec.codes_of.name} ({spec.codes_of.weights_hash[:12]})"} if spec.codes_of else {}
+        facts = {
+            **spec.to_dict(),
+            **shared,
+            "bitrate_bps": float(spec.bitrate_bps),
+            "frame_rate": float(spec.frame_rate),
+        }
     if as_json:
         print(json.dumps(facts))
     else:

@@ -24,6 +24,7 @@ def train(
     from codec import train as training
 
     settings = training.load_config(config, _overrides(context.args))
+    training.keep_freed_memory()  # here, for a library leaves its caller's memory alone
     if check and profile:
         raise ConfigError("--check and --profile are two things; give one")
     if check:

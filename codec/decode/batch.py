@@ -261,9 +261,13 @@ class BatchDecoder:
         if len(batch.packed) == 0:
             raise InputError("the batch is empty; decode at least one excerpt")
         checked_quantizers(batch.packed, self._n_quantizers)
-        if self._features is not None and any(a < b for a, b in zip(batch.context, self.context, strict=True)):
+        # Unless told otherwise, tokens are read with the context of the codec that wrote them: another may need more.
+        needs = "these features need" if self._features is not None else None
+        if self.codec.spec.weights_hash != batch.spec.weights_hash:
+            needs = needs or f"{self.codec.spec.name}, which shares the codes of {batch.spec.name}, needs"
+        if needs and any(a < b for a, b in zip(batch.context, self.context, strict=True)):
             raise InputError(
-                f"the tokens were read with {batch.context} frames of context, these features need {self.context}; "
+                f"the tokens were read with {batch.context} frames of context, {needs} {self.context}; "
                 "read them with Tokens(store, context=decoder.context)"
             )
         if ahead and self.device.type == "cuda" and self._copy_stream is None:

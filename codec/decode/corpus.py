@@ -135,7 +135,7 @@ def decode_store(
     targets = [root / name for name in output_names(keys, SUFFIX[output])]
     facts = {
         "store": store_fingerprint(store),
-        "codec": store.spec.name,
+        "codec": _codec_named(codec, store),
         "output": output,
         "n_quantizers": quantizers,
         "original_rate": original_rate,
@@ -148,6 +148,13 @@ def decode_store(
         run.go(keys, batch_frames, on_progress)
     run.report.elapsed_seconds = time.monotonic() - started
     return run.report
+
+
+def _codec_named(codec: Codec | None, store: TokenStore) -> str:
+    """The store's codec by its name, another one that shares its codes by its weights too."""
+    if codec is None or codec.spec.weights_hash == store.spec.weights_hash:
+        return store.spec.name
+    return f"{codec.spec.name} ({codec.spec.weights_hash[:12]})"
 
 
 class _Run:

@@ -31,7 +31,11 @@ ADDED_LATER = (
     "denoise",
     "codebook_dim",
     "normalise_codes",
+    "codes_of",
 )
+
+# What the codes don't depend on.
+OF_THE_DECODER = ("name", "codes_of", "decoder_n_fft", "decoder_dims", "decoder_blocks", "mel_hidden", "mel")
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class SoundStreamConfig:
         denoise: Conditioned on whether to remove noise: `encode(..., denoise=True)`.
         codebook_dim: Size in which entries are compared and stored, projected from and to D; D itself if None.
         normalise_codes: Compare directions only: entries and what they are compared to have unit length.
+        codes_of: The checkpoint whose encoder and codebooks this one has, so that its codes are that one's: `name`,
+            `weights_hash` and `decode_context` of that checkpoint, and `codes_hash` of what the two share. Not chosen:
+            `SoundStream.share_codes` fills it in, for a training of the decoder or of the mel head.
     """
 
     name: str = "soundstream"
@@ -99,6 +106,7 @@ class SoundStreamConfig:
     denoise: bool = False
     codebook_dim: int | None = None
     normalise_codes: bool = False
+    codes_of: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("encoder_dims", "encoder_blocks", "decoder_dims", "decoder_blocks", "seanet_channels"):
@@ -131,6 +139,7 @@ class SoundStreamConfig:
                 "model.normalise_codes needs model.codebook_dim, whose projection back gives entries their length"
             )
         self._check_mel()
+        self._check_codes_of()
 
     def _check_integers(self, name: str, wanted: str, length: int | None = None) -> None:
         value = getattr(self, name)
@@ -172,6 +181,26 @@ class SoundStreamConfig:
         mel_rate = self.mel.get("sample_rate", self.sample_rate)
         if mel_rate != self.sample_rate:
             raise ConfigError(f"model.mel.sample_rate is {mel_rate}; model.sample_rate is {self.sample_rate}")
+
+    def _check_codes_of(self) -> None:
+        if self.codes_of is None:
+            return
+        texts = {name: self.codes_of.get(name) for name in ("name", "weights_hash", "codes_hash")}
+        context = self.codes_of.get("decode_context")
+        good = len(self.codes_of) == 4 and all(isinstance(text, str) for text in texts.values())
+        good = good and isinstance(context, list) and len(context) == 2
+        if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in context or ()):
+            raise ConfigError(
+                f"model.codes_of is {self.codes_of!r}; it must have the strings {', '.join(texts)} and decode_context, "
+                "two integers ≥ 0, as SoundStream.share_codes writes them"
+            )
+
+    def encoder_settings(self) -> dict[str, Any]:
+        """What the codes depend on, as JSON types."""
+        settings = {k: v for k, v in self.to_dict().items() if k not in OF_THE_DECODER}
+        if "seanet_channels" in settings:
+            settings["seanet_channels"] = self.seanet_channels[0]
+        return settings
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON types; those of `ADDED_LATER` only where they differ from their defaults."""

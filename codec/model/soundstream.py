@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class SoundStream(nn.Module, Codec):
 
     def _spec_of(self, weights_hash: str) -> CodecSpec:
         c = self.config
-        return CodecSpec(
+        spec = CodecSpec(
             name=c.name,
             weights_hash=weights_hash,
             sample_rate=c.sample_rate,
@@ -118,6 +119,39 @@ class SoundStream(nn.Module, Codec):
             encode_context=self.encoder.context,
             decode_context=self.decoder.wave_context,
         )
+        if c.codes_of is None:
+            return spec
+        shared = {name: c.codes_of[name] for name in ("name", "weights_hash", "decode_context")}
+        return replace(spec, codes_of=replace(spec, **shared))
+
+    def share_codes(self, other: SoundStream) -> None:
+        """Declares this codec's codes to be those of `other`, whose encoder and codebooks it has.
+
+        From then on it reads and writes the token files of `other`, or of the codec whose codes `other` has in turn.
+        `save` and `load_codec` verify that encoder and codebooks are still the declared ones. That the checkpoint of
+        the declared name and hash has them too is verified here, and can't be later, without that checkpoint: who
+        writes a false `codes_of` into `config.json` and hashes anew gets a codec that takes the other's tokens and
+        decodes noise.
+
+        Raises:
+            InputError: `other` has another encoder or other codebooks.
+        """
+        shared = codes_hash(self.config, self.state_dict())
+        if shared != codes_hash(other.config, other.state_dict()):
+            raise InputError(
+                f"{self.config.name} has another encoder or other codebooks than {other.config.name}; its codes are "
+                "its own: encode corpora anew with it"
+            )
+        origin = other.spec.token_spec
+        assert origin.decode_context is not None
+        codes_of = {
+            "name": origin.name,
+            "weights_hash": origin.weights_hash,
+            "decode_context": list(origin.decode_context),
+            "codes_hash": shared,
+        }
+        self.config = replace(self.config, codes_of=codes_of)
+        self._spec = None
 
     @property
     def device(self) -> torch.device:
@@ -244,12 +278,16 @@ class SoundStream(nn.Module, Codec):
         Args:
             folder: Created if missing; its two files are replaced.
             dtype: Of the stored weights; loading always gives float32 unless asked otherwise.
+
+        Raises:
+            CheckpointError: The codes were declared to be another checkpoint's (`share_codes`) and aren't any more.
         """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items() if k not in TRAINING_STATE}
         # Codebooks stay float32: rounding them would change which entry is the nearest.
         stored = {k: v if k.startswith("quantizer.") else v.to(dtype) for k, v in tensors.items()}
+        _check_codes(str(path), self.config, stored)
         digest = content_hash(self.config, stored)
         document = {"format_version": FORMAT_VERSION, "architecture": "SoundStream", "weights_hash": digest}
         document["model"] = self.config.to_dict()  # type: ignore[assignment]
@@ -260,13 +298,31 @@ class SoundStream(nn.Module, Codec):
 
 def content_hash(config: SoundStreamConfig, tensors: dict[str, Tensor]) -> str:
     """The codec's identity: SHA-256 (hex) over configuration and weights as they will be loaded, in float32."""
-    digest = hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode())
+    return _hash(config.to_dict(), tensors)
+
+
+def codes_hash(config: SoundStreamConfig, tensors: dict[str, Tensor]) -> str:
+    """As `content_hash`, of what the codes depend on: encoder, codebooks and their settings."""
+    return _hash(config.encoder_settings(), {k: v for k, v in tensors.items() if not k.startswith("decoder.")})
+
+
+def _hash(settings: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in sorted(tensors):
         if name not in TRAINING_STATE:
             tensor = tensors[name].detach().cpu().float().contiguous()
             digest.update(f"{name}{list(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _check_codes(where: str, config: SoundStreamConfig, tensors: dict[str, Tensor]) -> None:
+    if config.codes_of is not None and codes_hash(config, tensors) != config.codes_of["codes_hash"]:
+        raise CheckpointError(
+            f"{where}: encoder and codebooks aren't those of {config.codes_of['name']} "
+            f"({config.codes_of['weights_hash'][:12]}…), though codes_of says so; a codec whose encoder, codebooks or "
+            "their stored dtype have changed has codes of its own: set codes_of to None"
+        )
 
 
 def load_checkpoint(
@@ -315,6 +371,7 @@ def load_checkpoint(
             f"{folder}: the weights hash to {found_hash[:12]}…, config.json says {str(stated_hash)[:12]}…; "
             "one of the files is damaged or was edited: copy both again"
         )
+    _check_codes(str(folder), config, tensors)
     codec = SoundStream(config)
     codec.load_state_dict({k: v.float() for k, v in tensors.items()}, strict=False)
     codec.requires_grad_(False).eval()

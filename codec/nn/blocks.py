@@ -33,16 +33,25 @@ class DepthwiseConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
+        if self.left == self.right and self._fuses(x):
+            return self._fused(x, self.left)
         return self.convolve(F.pad(x, (0, 0, self.left, self.right)))
+
+    def _fuses(self, x: Tensor) -> bool:
+        return fuses(x) and x.dtype == self.weight.dtype
+
+    def _fused(self, x: Tensor, padding: int) -> Tensor:
+        # [B, T, D] is, to a convolution over images of one row, the layout it likes best.
+        filters = self._filters.get((self.weight,), lambda: self.weight.T.contiguous()[:, None, None])
+        image = x.transpose(1, 2)[:, :, None]
+        out = F.conv2d(image, filters, self.bias, padding=(0, padding), groups=len(self.bias))
+        return out[:, :, 0].transpose(1, 2)
 
     def convolve(self, padded: Tensor) -> Tensor:
         """Without padding: `[B, left + T + right, D]` → `[B, T, D]`."""
+        if self._fuses(padded):
+            return self._fused(padded, 0)
         num_frames = padded.shape[1] - self.left - self.right
-        if fuses(padded) and padded.dtype == self.weight.dtype:
-            # [B, T, D] is, to a convolution over images of one row, the layout it likes best.
-            filters = self._filters.get((self.weight,), lambda: self.weight.T.contiguous()[:, None, None])
-            image = padded.transpose(1, 2)[:, :, None]
-            return F.conv2d(image, filters, self.bias, groups=len(self.bias))[:, :, 0].transpose(1, 2)
         weight = self.weight.to(padded.dtype)
         out = self.bias.to(padded.dtype) + padded[:, :num_frames] * weight[0]
         for tap in range(1, len(weight)):

@@ -76,6 +76,7 @@ class TokenWriter:
         resume: bool = False,
         force: bool = False,
     ) -> None:
+        spec = spec.token_spec
         quantizers = spec.n_quantizers if n_quantizers is None else n_quantizers
         if not 1 <= quantizers <= spec.n_quantizers:
             limit = f"{spec.name} has {spec.n_quantizers}"

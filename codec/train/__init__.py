@@ -13,4 +13,5 @@ from codec.train.config import TrainConfig as TrainConfig
 from codec.train.config import TrainerConfig as TrainerConfig
 from codec.train.config import load_config as load_config
 from codec.train.module import CodecTraining as CodecTraining
+from codec.train.run import keep_freed_memory as keep_freed_memory
 from codec.train.run import train as train

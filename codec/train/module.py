@@ -20,6 +20,7 @@ from codec.features import MelSettings, MelSpectrogram
 from codec.loading import load_codec
 from codec.model import SoundStream
 from codec.nn.discriminators import Discriminators
+from codec.nn.linear import Linear
 from codec.nn.losses import (
     LossBalancer,
     SpectralLosses,
@@ -44,7 +45,8 @@ LISTENED = 4
 class CodecTraining(L.LightningModule):
     """Joint training of encoder, codebooks, decoder, mel head and, where configured, discriminators.
 
-    Two optimisers, stepped by hand; Lightning counts the codec's, so that `global_step` is the number of batches.
+    The optimisers are stepped by hand; Lightning counts the codec's first one, so that `global_step` is the number of
+    batches.
 
     Attributes:
         model: What is trained.
@@ -63,12 +65,23 @@ class CodecTraining(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config = config
+        if config.model.codes_of is not None:
+            raise ConfigError(
+                "model.codes_of is filled in by the training, where optim.parts leaves the codes as they are"
+            )
         self.model = SoundStream(config.model)
+        # Whether what is trained starts from random weights.
+        self._starts_anew = not config.run.init_from
         if config.run.init_from:
-            start_from(self.model, config.run.init_from, latents=config.data.batch_size * config.num_samples)
+            latents = config.data.batch_size * config.num_samples
+            self._starts_anew = not start_from(
+                self.model, config.run.init_from, parts=config.optim.parts, latents=latents
+            )
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         _freeze(self.model, config.optim.parts)
         self.spectral = SpectralLosses(config.model.sample_rate)
+        if config.run.compile:
+            self.spectral.compile()
         self.mel = MelSpectrogram(MelSettings.from_dict(config.model.mel))
         adversarial = config.adversarial
         self.discriminators = (
@@ -140,7 +153,7 @@ class CodecTraining(L.LightningModule):
         loss = discriminator_hinge(real, fake)
         self._guard(loss, {"discriminator": loss}, batch)
         # Not Lightning's wrapper, which would count this step, too.
-        optimizer = self.optimizers(use_pl_optimizer=False)[1]  # type: ignore[index]
+        optimizer = self.optimizers(use_pl_optimizer=False)[-1]  # type: ignore[index]
         self.manual_backward(loss)
         self._clip(self.discriminators.parameters(), {"discriminator": loss}, batch)
         optimizer.step()
@@ -216,13 +229,14 @@ class CodecTraining(L.LightningModule):
     def _step(self, terms: dict[str, Tensor], batch: dict[str, Any]) -> Tensor:
         """One step of the codec's optimiser, its schedule and the average; returns the gradient's norm."""
         norm = self._clip(self.model.parameters(), terms, batch)
-        optimizer = self.optimizers()
-        optimizer = optimizer[0] if isinstance(optimizer, list) else optimizer
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
+        for index, schedule in enumerate(_listed(self.lr_schedulers())):
+            # Lightning's wrapper, which counts, for the first alone.
+            optimizer = _listed(self.optimizers(use_pl_optimizer=index == 0))[index]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
         decay = self.config.optim.average_decay
-        if not self.config.run.init_from:
+        if self._starts_anew:
             # A short memory at first, or the average would still hold the random start.
             decay = min(decay, self.global_step / (self.global_step + 10))
         ours, theirs = ([p.detach() for p in model.parameters()] for model in (self.average, self.model))
@@ -283,15 +297,23 @@ class CodecTraining(L.LightningModule):
         self.log("valid/used_share", self.usage.used_share.mean())
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW for the codec: warm-up, constant, linear decay. AdamW at a constant rate for the discriminators."""
+        """Muon for the codec's matrices, AdamW for the rest of it and for the discriminators.
+
+        The codec's learning rates rise, stay and fall; the discriminators' is constant.
+
+        Muon: Jordan et al. 2024; the scale of its steps after Liu et al. 2025, "Muon is scalable for LLM training".
+        """
         optim, adversarial = self.config.optim, self.config.adversarial
-        codec = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad],
-            lr=optim.learning_rate,
-            betas=optim.betas,
-            weight_decay=optim.weight_decay,
-            foreach=True,
-        )
+        matrices = [p for p in muon_matrices(self.model) if p.requires_grad]
+        known = {id(p) for p in matrices}
+        rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
+        decay = optim.weight_decay
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=optim.learning_rate, betas=optim.betas, weight_decay=decay, foreach=True)
+        ]
+        if matrices:
+            rate = optim.matrix_learning_rate
+            optimizers.append(torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
         decay_steps = max(1, round(optim.max_steps * optim.decay_share))
 
         def factor(step: int) -> float:
@@ -299,13 +321,16 @@ class CodecTraining(L.LightningModule):
             fall = min(1.0, (optim.max_steps - step) / decay_steps)
             return min(rise, max(fall, 0.02))
 
-        schedule: Any = {"scheduler": torch.optim.lr_scheduler.LambdaLR(codec, factor), "interval": "step"}
-        if self.discriminators is None:
-            return [codec], [schedule]
-        judges = torch.optim.AdamW(
-            self.discriminators.parameters(), lr=adversarial.learning_rate, betas=adversarial.betas, foreach=True
-        )
-        return [codec, judges], [schedule]
+        schedules: Any = [
+            {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factor), "interval": "step"}
+            for optimizer in optimizers
+        ]
+        if self.discriminators is not None:
+            judges = self.discriminators.parameters()
+            optimizers.append(
+                torch.optim.AdamW(judges, lr=adversarial.learning_rate, betas=adversarial.betas, foreach=True)
+            )
+        return optimizers, schedules
 
     def phase(self) -> list[bool]:
         """Which losses have begun: a validation of one phase doesn't compare with one of another."""
@@ -322,13 +347,28 @@ class CodecTraining(L.LightningModule):
         self._latents = [latents.to(self.device) for latents in checkpoint["latents"]]
 
 
-def start_from(model: SoundStream, name_or_path: str | Path, *, latents: int) -> None:
+def muon_matrices(model: SoundStream) -> list[Tensor]:
+    """Weights of the linear layers of encoder and decoder but for the mel head's."""
+    return [layer.weight for name, layer in model.named_modules() if isinstance(layer, Linear) and ".mel" not in name]
+
+
+def _listed(value: Any) -> list[Any]:
+    """Lightning gives a list only where there are several."""
+    return value if isinstance(value, list) else [value]
+
+
+def start_from(model: SoundStream, name_or_path: str | Path, *, parts: str, latents: int) -> bool:
     """Gives a model the weights and codebooks of a checkpoint.
 
     Args:
-        model: Of the same settings, but for its name and how its mel head is trained.
+        model: Of the same settings, but for its name; with the parts "decoder", its decoder may be another, which then
+            keeps the weights it has.
         name_or_path: See `load_codec`.
+        parts: `optim.parts`: where it isn't "all", the model's codes are declared to be the checkpoint's.
         latents: Latent frames per step, roughly: the weight that the codebooks start with.
+
+    Returns:
+        Whether the decoder's weights were taken, too.
 
     Raises:
         ConfigError: The checkpoint is of another architecture or other settings.
@@ -337,21 +377,33 @@ def start_from(model: SoundStream, name_or_path: str | Path, *, latents: int) ->
     other = load_codec(name_or_path)
     if not isinstance(other, SoundStream):
         raise ConfigError(f"run.init_from {name_or_path} is a {type(other).__name__}; only SoundStream can be trained")
-    ours, theirs = model.config.to_dict(), other.config.to_dict()
-    different = {k: (ours[k], theirs.get(k)) for k in ours if k != "name" and ours[k] != theirs.get(k)}
-    state = model.state_dict()
-    found = other.state_dict()
+    different = _differences(model.config.to_dict(), other.config.to_dict())
+    another_decoder = parts == "decoder" and bool(different)
+    if another_decoder:
+        different = _differences(model.config.encoder_settings(), other.config.encoder_settings())
+    state, found = (
+        {k: v for k, v in codec.state_dict().items() if not (another_decoder and k.startswith("decoder."))}
+        for codec in (model, other)
+    )
+    listing = "; ".join(f"{k}: recipe {a!r}, checkpoint {b!r}" for k, (a, b) in different.items())
     if state.keys() != found.keys() or any(state[k].shape != found[k].shape for k in state):
-        listing = "; ".join(f"{k}: recipe {a!r}, checkpoint {b!r}" for k, (a, b) in different.items())
         raise ConfigError(f"run.init_from {name_or_path} is a checkpoint of another architecture ({listing})")
     if different:
-        listing = "; ".join(f"{k}: recipe {a!r}, checkpoint {b!r}" for k, (a, b) in different.items())
         raise ConfigError(f"run.init_from {name_or_path} has other settings ({listing}); make the recipe's the same")
-    model.load_state_dict(found)
+    model.load_state_dict(found, strict=not another_decoder)
     quantizer = model.quantizer
     # The moving counts aren't part of a checkpoint: as if entries had been used evenly.
     quantizer.counts.fill_(latents / model.config.hop_length / quantizer.codebook_size)
     quantizer.sums.copy_(quantizer.codebooks * quantizer.counts[..., None])
+    if parts != "all":
+        model.share_codes(other)
+    return not another_decoder
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, but for those that say whose a checkpoint is."""
+    names = [name for name in {**ours, **theirs} if name not in ("name", "codes_of")]
+    return {k: (ours.get(k), theirs.get(k)) for k in names if ours.get(k) != theirs.get(k)}
 
 
 def _freeze(model: SoundStream, parts: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,19 @@ class Keeping(Callback):
             pl_module.average.save(self.last_folder)
             if not self._phase:
                 pl_module.average.save(self.best_folder)
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep what this process frees, where that library is glibc; call it before a training on a CPU.
+
+    A step's large tensors then don't come from the kernel as pages to be cleared, each time anew: a sixth of the
+    time of a step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
 
 
 def train(config: TrainConfig, *, resume: bool = True, progress: bool = True) -> Path:
@@ -176,7 +191,7 @@ def check_resumable(config: TrainConfig, last: Path) -> int:
         state = torch.load(last, map_location="cpu", weights_only=False, mmap=True)
     except Exception as error:  # torch has no one type for a damaged file
         raise ConfigError(f"{last} can't be read ({error}); remove it, or give another run.output") from error
-    if "config" not in state:
+    if "matrix_learning_rate" not in state.get("config", {}).get("optim", {}):
         raise ConfigError(
             f"{last} was written by another version of this program, which can't be resumed; remove it, or give "
             f"another run.output and --run.init_from {last.parent / 'checkpoint'}"
