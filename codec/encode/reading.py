@@ -208,23 +208,18 @@ class ItemReader:
 
     def pieces(self, entry: Entry, row: int) -> Iterator[tuple[Tensor, int]]:
         """A long item's row piece by piece: (`[1, C, n]`, Hz)."""
-        item, rate = entry.item, self._spec.sample_rate
-        seconds = self._settings.long_seconds
-        split = entry.num_rows > 1
+        item, rate = entry.item, entry.source_rate if entry.excerpt is None else self._spec.sample_rate
+        size = max(1, round(self._settings.long_seconds * rate))
         if entry.excerpt is None:
-            size = max(1, round(seconds * entry.source_rate))
-            for wave in audio.stream_audio(fetch(item), piece_samples=size):
-                rows = self.rows(item, wave)
-                yield (rows[row : row + 1] if split else rows), entry.source_rate
-            return
-        start, length = entry.excerpt
-        size = max(1, round(seconds * rate))
-        for at in range(0, length, size):
-            wave, _ = audio.read_audio(
-                fetch(item), start_sample=start + at, num_samples=min(size, length - at), sample_rate=rate
+            waves = audio.stream_audio(fetch(item), piece_samples=size)
+        else:
+            start, length = entry.excerpt
+            waves = audio.stream_audio(
+                fetch(item), start_sample=start, num_samples=length, sample_rate=rate, piece_samples=size
             )
+        for wave in waves:
             rows = self.rows(item, wave)
-            yield (rows[row : row + 1] if split else rows), rate
+            yield (rows[row : row + 1] if entry.num_rows > 1 else rows), rate
 
     def long_gain(self, entry: Entry, row: int) -> float | None:
         """The gain of a long item's row: reads it once more."""
