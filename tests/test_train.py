@@ -391,6 +391,13 @@ def test_compiled_losses_are_the_losses(recipe):
     torch.testing.assert_close(compiled.spectral(*waves), plain.spectral(*waves), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU no C++ compiler is needed")
+def test_a_missing_compiler_is_told_at_once(recipe, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"run\.compile needs a C\+\+ compiler \(no-such-compiler\); install one"):
+        CodecTraining(load_config(recipe, {"run.compile": "true"}))
+
+
 def test_the_average_gets_all_that_k_means_sets(recipe, monkeypatch):
     """With normalised codes also the projections back, which are scaled to the latents' lengths."""
     start, seen = CodecTraining._start_quantizing, []

@@ -86,10 +86,10 @@ class SoundStreamConfig:
     encoder_n_fft: int = 512
     decoder_n_fft: int = 480
     encoder_dims: tuple[int, int] = (192, 256)
-    encoder_blocks: tuple[int, int] = (2, 6)
+    encoder_blocks: tuple[int, int] = (2, 8)
     decoder_dims: tuple[int, int] = (256, 192)
-    decoder_blocks: tuple[int, int] = (8, 2)
-    expansion: int = 3
+    decoder_blocks: tuple[int, int] = (9, 1)
+    expansion: int = 2
     kernel_size: int = 3
     lookahead: bool = True
     latent_dim: int = 64

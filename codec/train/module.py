@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -81,6 +83,7 @@ class CodecTraining(L.LightningModule):
         _freeze(self.model, config.optim.parts)
         self.spectral = SpectralLosses(config.model.sample_rate)
         if config.run.compile:
+            _need_compiler()
             self.spectral.compile()
         self.mel = MelSpectrogram(MelSettings.from_dict(config.model.mel))
         adversarial = config.adversarial
@@ -350,6 +353,13 @@ class CodecTraining(L.LightningModule):
 def muon_matrices(model: SoundStream) -> list[Tensor]:
     """Weights of the linear layers of encoder and decoder but for the mel head's."""
     return [layer.weight for name, layer in model.named_modules() if isinstance(layer, Linear) and ".mel" not in name]
+
+
+def _need_compiler() -> None:
+    """Raises `ConfigError` where `torch.compile` would fail for want of a C++ compiler, minutes later."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if not torch.cuda.is_available() and not any(map(shutil.which, names)):
+        raise ConfigError(f"run.compile needs a C++ compiler ({' or '.join(names)}); install one, or leave it out")
 
 
 def _listed(value: Any) -> list[Any]:
