@@ -274,7 +274,7 @@ def test_segments_of_a_file_that_ends_early(tmp_path):
     gone = pages[len(pages) // 2]
     path.write_bytes(data[: gone.offset] + data[gone.offset + gone.num_bytes :])
     for num_threads in (1, 2):
-        with pytest.raises(AudioFileError, match=r"its audio ends at sample \d+, 192000 were expected"):
+        with pytest.raises(AudioFileError, match=r"ends at sample \d+, 192000 were expected|pages are missing"):
             read_audio(path, num_threads=num_threads)
 
 

@@ -305,6 +305,25 @@ def test_excerpts_around_damage(tmp_path):
         read_audio_batch([(path, *excerpt) for excerpt in excerpts], num_threads=2)
 
 
+def test_vorbis_excerpts_around_a_missing_page(tmp_path):
+    """libsndfile, which decodes speech, steps over the gap: what touches it raises, what doesn't is right."""
+    data = encoded(16000 * 20, 16000, 1, "OGG", "VORBIS")
+    pages = list(ogg.all_pages(Source(data)))
+    middle = len(pages) // 2
+    gone = pages[middle]
+    path, intact = tmp_path / "gap.ogg", tmp_path / "intact.ogg"
+    intact.write_bytes(data)
+    path.write_bytes(data[: gone.offset] + data[gone.offset + gone.num_bytes :])
+    before, after = pages[middle - 1].granule, gone.granule
+    assert middle > 2
+    for start, num in ((before - 2000, 8000), (before + 10, 100), (0, after), (after - 50, 3000)):
+        with pytest.raises(AudioFileError, match=r"gap.ogg: is damaged: pages are missing between .* at sample \d+;"):
+            read_audio(path, start_sample=start, num_samples=num)
+    for start, num in ((0, 4000), (after + 40000, 4000)):
+        ours, _ = read_audio(path, start_sample=start, num_samples=num)
+        assert torch.equal(ours, read_audio(intact, start_sample=start, num_samples=num)[0])
+
+
 def test_excerpts_of_samples_that_are_none(tmp_path):
     wave = np.zeros((5000, 1), np.float32)
     wave[3210] = np.inf

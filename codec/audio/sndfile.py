@@ -162,6 +162,9 @@ class SoundFileReader:
     ) -> Iterator[NDArray[Any]]:
         if self._subtype == "OPUS" and not self._allow_truncated:
             self._check_gap(start + num_samples)
+        vorbis = self._container == "ogg" and self._subtype == "VORBIS"
+        if vorbis and num_samples < self.info.num_samples and not self._allow_truncated:  # `check` sees whole files
+            self._check_touched(start, start + num_samples)
         part = self._mp3_part(start, num_samples) if self._container == "mp3" else None
         if part is not None:
             stream, skip = part
@@ -290,6 +293,24 @@ class SoundFileReader:
             raise AudioFileError(
                 f"{self._source.name}: is damaged: pages are missing between its pages at sample {sound}; {SALVAGE}"
             )
+
+    def _check_touched(self, start: int, stop: int) -> None:
+        """Raises where a page is missing among those of an excerpt: libsndfile gives silence or what follows."""
+        serial = int.from_bytes(self._source.read_at(14, 4), "little")
+        begin = ogg.find_page(self._source, serial, start - _VORBIS_BLOCK, 0, self.info.num_samples)
+        before: ogg.OggPage | None = None
+        for page in ogg.pages_from(self._source, begin):
+            if page.serial != serial:
+                continue
+            touched = not 0 <= page.granule <= start - _VORBIS_BLOCK
+            if touched and before is not None and page.number != before.number + 1:
+                raise AudioFileError(
+                    f"{self._source.name}: is damaged: pages are missing between its pages at sample "
+                    f"{before.granule}; {SALVAGE}"
+                )
+            before = page
+            if page.granule >= stop:
+                break
 
     def _vorbis_limit(self) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
