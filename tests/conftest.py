@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -22,6 +23,14 @@ SMALL = {
     "mel_hidden": 24,
     "seanet_channels": (4, 3),
 }
+
+
+def copied(names, folder: Path) -> Path:
+    """A new folder with these clips of `DATA`."""
+    folder.mkdir()
+    for name in names:
+        shutil.copy(DATA / name, folder)
+    return folder
 
 
 def small_codec(**changes) -> SoundStream:

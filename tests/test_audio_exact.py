@@ -273,9 +273,10 @@ def test_segments_of_a_file_that_ends_early(tmp_path):
     pages = list(ogg.all_pages(Source(data)))
     gone = pages[len(pages) // 2]
     path.write_bytes(data[: gone.offset] + data[gone.offset + gone.num_bytes :])
-    for num_threads in (1, 2):
-        with pytest.raises(AudioFileError, match=r"ends at sample \d+, 192000 were expected|pages are missing"):
-            read_audio(path, num_threads=num_threads)
+    with pytest.raises(AudioFileError, match=r"its audio ends at sample \d+, 192000 were expected"):
+        read_audio(path)
+    with pytest.raises(AudioFileError, match="is damaged: pages are missing between its pages at sample"):
+        read_audio(path, num_threads=2)
 
 
 @pytest.mark.parametrize("bits", ["PCM_16", "PCM_24"])

@@ -1,12 +1,11 @@
 import json
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import soundfile
-from conftest import DATA
+from conftest import DATA, copied
 
 import codec
 from codec.cli import main
@@ -36,11 +35,7 @@ def checkpoint(tmp_path, lookahead_codec):
 
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name in PROMPTS:
-        shutil.copy(DATA / name, folder)
-    return folder
+    return copied(PROMPTS, tmp_path / "corpus")
 
 
 def test_files_to_tokens_to_waves_and_mels(run, tmp_path, checkpoint, corpus):

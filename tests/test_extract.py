@@ -1,5 +1,4 @@
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from conftest import copied
 
 from codec import extract
 from codec.errors import InputError, TokenFileError
@@ -22,11 +22,7 @@ CLIPS = ["speech_it_male_first-in-queue_16k.wav", "speech_ru_female_first-in-que
 
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name in CLIPS:
-        shutil.copy(DATA / name, folder)
-    return folder
+    return copied(CLIPS, tmp_path / "corpus")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import DATA, SMALL, small_codec
+from conftest import DATA, SMALL, copied, small_codec
 from safetensors.torch import load_file, save_file
 
 from codec import BatchDecoder, load_codec
@@ -50,11 +50,7 @@ def shallower(lookahead_codec, deeper):
 
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name in FILES:
-        shutil.copy(DATA / name, folder)
-    return folder
+    return copied(FILES, tmp_path / "corpus")
 
 
 def test_identity(lookahead_codec, deeper, shallower, tmp_path):

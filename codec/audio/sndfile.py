@@ -290,9 +290,7 @@ class SoundFileReader:
             return
         sound = ogg.opus_samples(self._source, granule, self.info.sample_rate)
         if stop > sound:
-            raise AudioFileError(
-                f"{self._source.name}: is damaged: pages are missing between its pages at sample {sound}; {SALVAGE}"
-            )
+            raise self._pages_missing(sound)
 
     def _check_touched(self, start: int, stop: int) -> None:
         """Raises where a page is missing among those of an excerpt: libsndfile gives silence or what follows."""
@@ -304,13 +302,15 @@ class SoundFileReader:
                 continue
             touched = not 0 <= page.granule <= start - _VORBIS_BLOCK
             if touched and before is not None and page.number != before.number + 1:
-                raise AudioFileError(
-                    f"{self._source.name}: is damaged: pages are missing between its pages at sample "
-                    f"{before.granule}; {SALVAGE}"
-                )
+                raise self._pages_missing(before.granule)
             before = page
             if page.granule >= stop:
                 break
+
+    def _pages_missing(self, sample: int) -> AudioFileError:
+        return AudioFileError(
+            f"{self._source.name}: is damaged: pages are missing between its pages at sample {sample}; {SALVAGE}"
+        )
 
     def _vorbis_limit(self) -> int:
         """Samples up to which seeking gives what decoding from the beginning gives; 0 if it doesn't."""
